@@ -1,0 +1,37 @@
+"""llama.cpp's host prompt cache: the state of a slot is saved to RAM when another prompt takes the slot."""
+
+from workflow.matrix import Row
+from workflow.serving import Arm, Proof
+
+MIB = 1_048_576
+
+
+class LlamaCppRam:
+    """`--cache-ram` is in MiB while budgets are decimal GB: 1 GB is 953 MiB."""
+
+    name = "llamacpp-ram"
+    engines = ("llamacpp",)
+
+    def arm(self, row: Row) -> Arm:
+        """Return the arm: the point's whole budget as prompt cache, proven by its size and by restored prompts."""
+        size_mib = row.total_cpu_dram_gb * 1_000_000_000 // MIB
+        on = Proof(
+            name="host-cache-on",
+            service="engine",
+            pattern=rf"prompt cache is enabled, size limit: {size_mib} MiB",
+            expected=True,
+            says=f"the engine reports a host prompt cache of {size_mib} MiB",
+        )
+        restored = Proof(
+            name="prompts-restored",
+            service="engine",
+            pattern=r"found better prompt with f_keep",
+            expected=True,
+            says="prompts were restored from the host cache",
+        )
+        return Arm(
+            backend=self.name,
+            argv=("--cache-ram", str(size_mib)),
+            pinned_bytes=size_mib * MIB,
+            proofs=(on, restored),
+        )

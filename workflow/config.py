@@ -1,0 +1,224 @@
+"""What configs/*.yaml may say, except the changelog and the search spaces, which have modules of their own."""
+
+import copy
+import json
+from collections.abc import Mapping as AnyMapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from workflow import yamlfile
+from workflow.contract import InputError, Strict
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+# ---------------------------------------------------------------------------------------------- config.yaml
+class ChangelogSelection(Strict):
+    """Which entries of the changelog are planned."""
+
+    file: str = "configs/perf-changelog.yaml"
+    """The append-only log, in InferenceX format."""
+    base: str | None = None
+    """A git revision: plan the entries that were added since then. Null: select by `entries`."""
+    entries: str | int = "newest"
+    """`newest`, `last N`, an index (0 is the oldest, -1 the newest), a pull request number as `#N`, or a pattern of
+    config keys with `*`."""
+
+
+class Replay(Strict):
+    """How recorded sessions are replayed against a server. The defaults are InferenceX's."""
+
+    client: Literal["aiperf"] = "aiperf"
+    """The replay client; it lives in an environment of its own, `configs/environments/<client>.txt`."""
+    client_version: str = "0.13.0"
+    """The version that has to be installed there; it is part of each point's identity."""
+    scenario: str = "inferencex-agentx-mvp"
+    """The client's scenario: locks timing, cache busting and the order of sessions."""
+    trace_set: Name = "coding-agent"
+    """A name in configs/traces.yaml."""
+    duration_s: PositiveSeconds = 3600.0
+    """Length of the profiling window. Below 900 s the scenario marks the result as not fit for submission."""
+    grace_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long requests that run at the end of the window may take to finish (the drain)."""
+    warmup_grace_s: PositiveSeconds = 1800.0
+    """How long the warm-up may take to drain."""
+    request_timeout_s: PositiveSeconds = 600.0
+    """One request's limit; the client's own default is six hours."""
+    random_seed: int = 42
+    """The same order of sessions in every arm."""
+    start_ratio_min: Share = 0.25
+    """Each lane starts at a turn drawn between these two shares of its session."""
+    start_ratio_max: Share = 0.75
+    stop_above_error_share: Share = 0.10
+    """The client stops a hopeless replay above this share of failed requests."""
+    workers: Positive | None = None
+    """Client worker processes; null leaves it to the client. 1 on a small machine."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Replay":
+        if self.start_ratio_min > self.start_ratio_max:
+            raise ValueError("start_ratio_min must not be above start_ratio_max")
+        return self
+
+
+class Limits(Strict):
+    """When a measured point is not publishable. Changing a limit re-judges points, it never re-measures them."""
+
+    error_share: Share = 0.01
+    """Failed requests / all profiled requests. InferenceX allows 0.10."""
+    window_share: Share = 0.9
+    """Seconds with server activity / declared duration."""
+    above_ceiling: Share = 0.01
+    """How far the measured hit share may exceed the trace's ceiling."""
+
+
+class Config(Strict):
+    """configs/config.yaml: what to run."""
+
+    changelog: ChangelogSelection = ChangelogSelection()
+    masters: tuple[str, ...] = ("configs/master/local.yaml",)
+    """Search spaces, in InferenceX *-master.yaml format."""
+    runners: str = "configs/runners.yaml"
+    clusters: str = "configs/clusters.yaml"
+    traces: str = "configs/traces.yaml"
+    models: str = "configs/models.yaml"
+    recipes: str = "configs/recipes"
+    replay: Replay = Replay()
+    limits: Limits = Limits()
+    equalize: bool = True
+    """Where one arm of a group forces a derate, the whole group takes it; false prints the difference instead."""
+    strict: bool = False
+    """Planning warnings (a description that contradicts the config, a placeholder link) are errors."""
+    partial: bool = False
+    """Draw what has been measured and say what has not, instead of asking for every point."""
+
+
+def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
+    """Merge config files, later ones winning, and `--config` overrides (`changelog.base=REV` sets a nested key).
+
+    Raises InputError for an unknown key or a value that is not allowed, with the file and line that said so.
+    """
+    merged: dict[str, Any] = {}
+    for path in files:
+        data = yamlfile.load(path) or {}
+        if not isinstance(data, dict):
+            raise InputError("the file is not a mapping", file=path, line=1, allowed="keys of the config")
+        # Each file is checked alone first: after the merge nobody knows which line a value came from.
+        yamlfile.validate(Config, data, path)
+        _merge(merged, data)
+    for key, value in overrides.items():
+        nested: Any = value
+        for part in reversed(str(key).split(".")):
+            nested = {part: nested}
+        _merge(merged, nested)
+    return yamlfile.validate(Config, merged, Path("--config"))
+
+
+def _merge(into: dict[str, Any], other: AnyMapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, AnyMapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(dict(value)) if isinstance(value, AnyMapping) else value
+
+
+def config_schema() -> str:
+    """Return the JSON schema of config.yaml, which editors read and a test compares with the committed file."""
+    return json.dumps(Config.model_json_schema(), indent=1, sort_keys=True) + "\n"
+
+
+# -------------------------------------------------------------------------------------------- clusters.yaml
+class Cluster(Strict):
+    """How a runner label of the search spaces maps to machines."""
+
+    launcher: Literal["bare"]
+    """How a service's command is started on a node."""
+    model_paths: dict[str, str] = {}
+    """Where the nodes keep a checkpoint: model name -> folder. A model that is not here is made by the workflow."""
+
+
+class Clusters(Strict):
+    """configs/clusters.yaml."""
+
+    clusters: dict[str, Cluster]
+
+    @field_validator("clusters")
+    @classmethod
+    def _named(cls, clusters: dict[str, Cluster]) -> dict[str, Cluster]:
+        for name in clusters:
+            if not name.startswith("cluster:"):
+                raise ValueError(f"{name!r} is not a runner label; a label is written cluster:<name>")
+        return clusters
+
+
+# ---------------------------------------------------------------------------------------------- models.yaml
+class MadeModel(Strict):
+    """A llama with random weights that the workflow writes itself: nothing is downloaded."""
+
+    vocabulary_size: Annotated[int, Field(ge=512, le=65536)]
+    hidden_size: Annotated[int, Field(multiple_of=64, gt=0)]
+    """Width of the residual stream; heads are 64 wide."""
+    layers: Positive
+    kv_heads: Positive
+    context_tokens: Positive
+    seed: int
+
+
+class Models(Strict):
+    """configs/models.yaml: the models that the workflow makes."""
+
+    models: dict[str, MadeModel]
+
+
+# ---------------------------------------------------------------------------------------------- traces.yaml
+class TraceFilter(Strict):
+    """Which sessions of a set are replayed; sessions are taken in the order of their ids."""
+
+    max_prompt_tokens: Positive | None = None
+    """Leave out sessions with a longer prompt (before scaling)."""
+    max_sessions: Positive | None = None
+
+
+class GeneratedTraces(Strict):
+    """A set that the seeded generator makes (workflow/traces.py)."""
+
+    kind: Literal["generated"]
+    seed: int
+    sessions: Positive
+    turns_max: Positive
+    """Cap on the turns of one session; recorded sessions have 45 in the median and over 200 at the 95th percentile."""
+    prompt_tokens_max: Positive
+    """A session ends before its prompt would grow beyond this."""
+    scale: Positive
+    """All token counts and times are divided by this, so that a small engine can replay the set."""
+    think_time_cap_s: PositiveSeconds
+    """Longest pause between two turns, before scaling."""
+
+
+class RecordedTraces(Strict):
+    """A set that was recorded elsewhere; it is checked against its hash and never fetched."""
+
+    kind: Literal["recorded"]
+    path: str
+    """A folder of *.json traces in Weka layout, or a tar archive of them."""
+    source: str
+    revision: str
+    licence: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of the archive, or of the folder's sorted `sha256  name` lines."""
+    filter: TraceFilter = TraceFilter()
+    scale: Positive = 1
+
+
+TraceSet = Annotated[GeneratedTraces | RecordedTraces, Field(discriminator="kind")]
+
+
+class TraceSets(Strict):
+    """configs/traces.yaml."""
+
+    traces: dict[Name, TraceSet]

@@ -1,0 +1,32 @@
+"""llama.cpp's own HTTP server, embedded through the xllamacpp wheel."""
+
+from workflow.matrix import Row
+from workflow.serving import Argv, Env, Probe, Service, VersionProbe
+
+
+class LlamaCpp:
+    """Runs `llamacpp_server.py` beside this file, in the `llamacpp` environment."""
+
+    name = "llamacpp"
+
+    def service(self, row: Row, argv: Argv, env: Env) -> Service:
+        """Return the engine's service; `argv` are llama-server's own flags."""
+        fixed = ("--model", "<path:model>", "--alias", row.model, "--host", "127.0.0.1", "--port", "<port:engine>")
+        return Service(
+            name="engine",
+            # -I: the folder of the script must not shadow packages of the environment.
+            argv=("python", "-I", "<path:project>/workflow/engines/llamacpp_server.py", *fixed, *argv),
+            env=env,
+            environment="llamacpp",
+            probe=Probe(port="engine", path="/health", deadline_s=60.0),
+        )
+
+    def versions(self, row: Row) -> tuple[VersionProbe, ...]:
+        """The version is the tag of the search space's image, `xllamacpp:<version>`."""
+        pattern = r"^serving with xllamacpp (?P<version>\S+)"
+        declared = row.image.rpartition(":")[2] or None
+        return (VersionProbe(component="xllamacpp", service="engine", pattern=pattern, declared=declared),)
+
+    def metrics(self) -> tuple[tuple[str, str], ...]:
+        """One endpoint, on the port of the API."""
+        return (("engine", "/metrics"),)

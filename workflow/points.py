@@ -1,0 +1,186 @@
+"""Rows + serve plans + traces + client -> points: what is measured, under an id that is its identity."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from workflow.config import Replay, TraceSet
+from workflow.contract import Document, InputError, Strict, digest
+from workflow.matrix import PlannedRow, Row
+from workflow.plans import backend_name
+from workflow.serving import Costs, ServePlan
+
+PROTOCOL = 1
+"""How a point is measured. Raise it when numbers measured before are no longer comparable; every point is then new."""
+
+
+class Origin(Strict):
+    """Where a point was asked for. Not part of its identity."""
+
+    config_key: str
+    file: str
+    line: int
+    entry: int
+    """Index of the changelog entry, 0 is the oldest."""
+    pr_link: str
+
+
+class TraceIdentity(Strict):
+    """Which recorded or generated sessions are replayed."""
+
+    name: str
+    declaration: dict[str, Any]
+    """The set as configs/traces.yaml declares it: source, revision, sha256, filter, scale, or the generator's seed."""
+    generator: int | None
+    """Version of the generator, for a generated set."""
+
+
+class Point(Document):
+    """One measurement: a model served in one way, replayed at one concurrency. No defaults: it states everything."""
+
+    id: str
+    curve: str
+    """The point without its concurrency: groups the points of one line in a figure."""
+    group: str
+    """The curve without its backend: groups the arms that are compared."""
+    arm: str
+    """The backend, `none` for the control."""
+    concurrency: int
+    """Sessions that are live at once; with sub-agents, more requests than this can be in flight."""
+    gpus: int
+    row: Row
+    plan: ServePlan
+    trace: TraceIdentity
+    replay: Replay
+    protocol: int
+    costs: Costs
+    origin: Origin
+
+    @property
+    def expected_s(self) -> float:
+        """Return the seconds the point is expected to take on its node."""
+        return self.costs.startup_s + self.costs.warmup_s + self.replay.duration_s + self.replay.grace_s
+
+
+def make_point(planned: PlannedRow, plan: ServePlan, costs: Costs, trace: TraceIdentity, replay: Replay) -> Point:
+    """Put a point together and name it.
+
+    The id is a readable prefix and 10 hex digits of the sha256 of everything that the measurement depends on. Where
+    the point was asked for and what it costs do not change a number, so they are left out.
+    """
+    row = planned.row
+    rows = row.model_dump(mode="json")
+    # InferenceX's own name and window of the row are not what runs here.
+    identity_row = {name: value for name, value in rows.items() if name not in ("exp_name", "duration")}
+    setting = {"trace": trace.model_dump(mode="json"), "replay": replay.model_dump(mode="json"), "protocol": PROTOCOL}
+    identity = {"row": identity_row, "plan": plan.model_dump(mode="json"), **setting}
+    curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
+    arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
+    group = {**setting, "row": {name: value for name, value in identity_row.items() if name not in arm_fields}}
+    arm = backend_name(row)
+    base = slug(f"{row.model_prefix}-{row.runner.removeprefix('cluster:')}-{row.framework}-{topology(row)}")
+    return Point(
+        schema_version=Point.SCHEMA_VERSION,
+        id=f"{base}-{slug(arm)}-c{row.conc}-{digest(identity, 10)}",
+        curve=f"{base}-{slug(arm)}-{digest(curve, 6)}",
+        group=f"{base}-{digest(group, 6)}",
+        arm=arm,
+        concurrency=row.conc,
+        gpus=row.gpus,
+        row=row,
+        plan=plan,
+        trace=trace,
+        replay=replay,
+        protocol=PROTOCOL,
+        costs=costs,
+        origin=Origin(
+            config_key=planned.config_key,
+            file=str(planned.file),
+            line=planned.line,
+            entry=planned.entry.index,
+            pr_link=planned.entry.entry.pr_link,
+        ),
+    )
+
+
+def by_id(points: Iterable[Point]) -> dict[str, Point]:
+    """Return points by id; raises InputError, naming both origins, where two rows expand to one point."""
+    found: dict[str, Point] = {}
+    for point in points:
+        if (other := found.get(point.id)) is not None:
+            raise InputError(
+                f"conc {point.concurrency} of {point.origin.config_key} is the same point as "
+                f"conc {other.concurrency} of {other.origin.config_key} ({other.origin.file}:{other.origin.line})",
+                file=point.origin.file,
+                line=point.origin.line,
+                do="remove one of the two",
+            )
+        found[point.id] = point
+    return found
+
+
+def topology(row: Row) -> str:
+    """Return how the model is spread over GPUs, in short: tp8-ep8-dpa."""
+    parts = [f"tp{row.tp}"]
+    sizes = {"pp": row.pp, "dcp": row.dcp_size, "pcp": row.pcp_size, "ep": row.ep}
+    parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    parts += ["dpa"] if row.dp_attn else []
+    parts += [row.spec_decoding] if row.spec_decoding != "none" else []
+    return "-".join(parts)
+
+
+def slug(text: str) -> str:
+    """Return text as part of a file name: lower case, dashes for anything else."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def trace_identity(name: str, declared: TraceSet, generator: int) -> TraceIdentity:
+    """Return the identity of a declared trace set; `path` is where it lies, not what it is."""
+    declaration = declared.model_dump(mode="json", exclude={"path"})
+    return TraceIdentity(
+        name=name, declaration=declaration, generator=generator if declared.kind == "generated" else None
+    )
+
+
+PLAN_COLUMNS = ("point", "arm", "concurrency", "gpus", "expected_min", "gpu_h", "config_key", "trace_set", "origin")
+
+
+def bill_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
+    """Return the bill, one row a point, in the order of the search space."""
+    return [
+        {
+            "point": point.id,
+            "arm": point.arm,
+            "concurrency": point.concurrency,
+            "gpus": point.gpus,
+            "expected_min": round(point.expected_s / 60, 1),
+            "gpu_h": round(point.expected_s / 3600 * point.gpus, 3),
+            "config_key": point.origin.config_key,
+            "trace_set": point.trace.name,
+            "origin": f"{point.origin.file}:{point.origin.line}",
+        }
+        for point in points
+    ]
+
+
+def plan_tsv(points: Iterable[Point]) -> str:
+    """Return the bill as tab-separated text."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, PLAN_COLUMNS, delimiter="\t", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(bill_rows(points))
+    return stream.getvalue()
+
+
+def bill(points: Iterable[Point]) -> str:
+    """Return the bill in one line."""
+    listed = list(points)
+    arms = sorted({point.arm for point in listed})
+    seconds = sum(point.expected_s for point in listed)
+    gpu_hours = sum(point.expected_s * point.gpus for point in listed) / 3600
+    return (
+        f"{len(listed)} points, {len(arms)} arms ({', '.join(arms)}), "
+        f"about {seconds / 60:.0f} min in sequence, {gpu_hours:.2f} GPU-hours"
+    )
