@@ -236,7 +236,7 @@ class _Table:
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
         for name, time, _ in self.appends:
-            value = metrics.get(name)
+            value: Any = metrics.get(name)
             scale = 1e-3 if time else 1.0
             if type(value) is dict:
                 if time:

@@ -29,6 +29,8 @@ class Scrape:
 
     series: tuple[Series, ...] = ()
     source: str = ""
+    families: int = 0
+    """How many metric families the source holds."""
     whole_life: bool = False
     """Counters count since the process started, because there is no snapshot from before the window."""
     phase_ns: tuple[int, int] | None = None

@@ -45,7 +45,9 @@ class EngineLog:
     """One service's log."""
 
     pool_tokens: int | None = None
-    """Device KV pool in tokens: the last value of each engine of the last start, summed."""
+    """Device KV pool in tokens: the last value of each engine rank, summed over ranks."""
+    pool_lines: list[tuple[str, int]] = field(default_factory=list)
+    """Each line that names a pool size: (tag of the engine process or "", tokens)."""
     starts: int = 0
     """How many times a pool was set up per engine: more than once is a restart."""
     clock_start_s: float | None = None
@@ -87,7 +89,6 @@ def read_engine_log(path: Path) -> EngineLog:
 class _LogReader:
     def __init__(self) -> None:
         self.log = EngineLog()
-        self.pools: dict[str, list[int]] = {}
         self.degraded = [(re.compile(pattern), says) for pattern, says in DEGRADED]
         self.restored = False
         self.prompts: dict[int, int] = {}
@@ -98,7 +99,7 @@ class _LogReader:
             self.log.clock_start_s = float(clock[1])
         elif "GPU KV cache size" in line and (pool := _POOL.search(line)):
             tag = _ENGINE_TAG.search(line)
-            self.pools.setdefault(tag[1] if tag else "", []).append(int(pool[1].replace(",", "")))
+            self.log.pool_lines.append((tag[1] if tag else "", int(pool[1].replace(",", ""))))
         elif " slot " in line or " srv " in line:
             self._llamacpp(line)
         for pattern, says in self.degraded:
@@ -128,8 +129,13 @@ class _LogReader:
                 self.log.tasks.append((at, self.prompts.pop(number), int(cached[2]), restored))
 
     def finish(self) -> EngineLog:
-        if self.pools:
-            tagged = {tag: sizes for tag, sizes in self.pools.items() if tag} or self.pools
+        # A restarted engine has another pid, so the rank alone tells whose line replaces whose. Lines without a tag
+        # come from one engine: adding them up would double the pool at a restart.
+        ranks: dict[str, list[int]] = {}
+        for tag, tokens in self.log.pool_lines:
+            ranks.setdefault(tag.split(" pid=")[0], []).append(tokens)
+        tagged = {rank: sizes for rank, sizes in ranks.items() if rank} or ranks
+        if tagged:
             self.log.pool_tokens = sum(sizes[-1] for sizes in tagged.values())
             self.log.starts = max(len(sizes) for sizes in tagged.values())
         return self.log
