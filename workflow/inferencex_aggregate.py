@@ -153,7 +153,7 @@ def _throughput(records: Records, gpus: int) -> Json:
 # ------------------------------------------------------------------------------------------------- server
 def _known_series(evidence: Evidence) -> tuple[Series, ...]:
     """Return the export's series where one of the four adapters knows a family in it, else none."""
-    export = next((scrape for scrape in evidence.scrapes if scrape.families), None)
+    export = evidence.export
     if export is None or _adapter(export.series) == "none":
         return ()
     return export.series
@@ -263,7 +263,7 @@ def _server_metrics(evidence: Evidence, series: Sequence[Series]) -> Json:
     result["kv_cache"]["gpu_total_tokens"] = _pool_tokens(evidence)
     if series:
         adapter = _adapter(series)
-        families = max(scrape.families for scrape in evidence.scrapes)
+        families = evidence.export.families if evidence.export else 0
         result |= {"present": True, "adapter": adapter, "metric_count": families}
         _ADAPTERS[adapter](result, _Export(series))
     for key, side in (("prompt_total", "input"), ("generation_total", "output")):

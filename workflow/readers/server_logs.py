@@ -15,14 +15,18 @@ _POOL = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _ENGINE_TAG = re.compile(r"\((EngineCore[^)]*)\)")
 _VERSION = re.compile(r"(?:LLM engine|vLLM API server version|version)\s*\(?v?(\d+\.\d+\.\d+\S*?)[)\s,]")
 
-# What a log line says about a store that runs but does not do its work.
-DEGRADED: tuple[tuple[str, str], ...] = (
+# Log lines of a store that runs but does not do its work.
+BROKEN: tuple[tuple[str, str], ...] = (
     (r"Cannot store blocks", "the host pool refused to store blocks"),
-    (r"Session .* not found, skipping touch", "LMCache lost its session, so lookups miss"),
-    (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
     (r"Pin budget: 0 tokens", "HiCache may pin nothing"),
     (r"OUT_OF_MEMORY.*skip|skip\w* store", "the store was full and skipped stores"),
 )
+# Log lines that explain a low hit share but also appear in runs that worked.
+SUSPECT: tuple[tuple[str, str], ...] = (
+    (r"Session .* not found, skipping touch", "LMCache lost a session"),
+    (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
+)
+_WARNING = re.compile("|".join(f"(?:{pattern})" for pattern, _ in BROKEN + SUSPECT))
 
 
 @dataclass
@@ -59,7 +63,9 @@ class EngineLog:
     restored_from_host: int = 0
     verbose: bool = False
     """llama.cpp: the log has the lines that the split needs (verbosity 4 or more)."""
-    degraded: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
+    """Lines of the table BROKEN."""
+    suspect: Counter[str] = field(default_factory=Counter)
 
     def sources(self, start_s: float, end_s: float) -> PromptSources | None:
         """Sum prompt tokens by source over tasks launched in a wall-clock window; None where the log cannot say."""
@@ -89,7 +95,6 @@ def read_engine_log(path: Path) -> EngineLog:
 class _LogReader:
     def __init__(self) -> None:
         self.log = EngineLog()
-        self.degraded = [(re.compile(pattern), says) for pattern, says in DEGRADED]
         self.restored = False
         self.prompts: dict[int, int] = {}
         self.launched: dict[int, tuple[float, bool]] = {}
@@ -102,9 +107,9 @@ class _LogReader:
             self.log.pool_lines.append((tag[1] if tag else "", int(pool[1].replace(",", ""))))
         elif " slot " in line or " srv " in line:
             self._llamacpp(line)
-        for pattern, says in self.degraded:
-            if pattern.search(line):
-                self.log.degraded[says] += 1
+        if _WARNING.search(line):
+            self.log.broken.update(says for pattern, says in BROKEN if re.search(pattern, line))
+            self.log.suspect.update(says for pattern, says in SUSPECT if re.search(pattern, line))
 
     def _llamacpp(self, line: str) -> None:
         """Follow one request: cache looked through, prompt restored or not, task launched, cached tokens counted."""
