@@ -118,7 +118,7 @@ class Document(Strict):
 
     def to_json(self) -> str:
         """Return the file's text: sorted keys, no NaN (a value that was not measured is null)."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json", by_alias=True)
         return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
