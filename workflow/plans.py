@@ -79,6 +79,7 @@ def plan_for(
         ),
         notes=(*arm.notes, *notes),
         metrics=engine.metrics(),
+        cache=rendered.cache,
         files=(*((file,) if file else ()), *arm.files),
         scratch=arm.scratch,
         wants={"model": row.model, **rendered.wants},

@@ -144,6 +144,8 @@ class ServePlan(Strict):
     notes: tuple[str, ...]
     metrics: tuple[tuple[str, str], ...]
     """(port placeholder, path) of each Prometheus endpoint."""
+    cache: CacheFacts = CacheFacts()
+    """What the recipe says about the KV cache; preflight compares the arm's flags with it."""
     files: tuple[ConfigFile, ...] = ()
     """Written, with their placeholders filled, before the first service is started."""
     scratch: tuple[str, ...] = ()
