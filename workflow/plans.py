@@ -6,7 +6,6 @@
 
 import argparse
 import json
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,20 +19,14 @@ from workflow.engines import ENGINES, Engine
 from workflow.engines.routers import ROUTERS, Router
 from workflow.matrix import Component, Master, PlannedRow, Row, Runners, load_master, load_runners, plan_rows
 from workflow.recipes import Recipe, Rendered, load_recipes, recipe_for, render
-from workflow.serving import (
-    Arm,
-    Costs,
-    ServePlan,
-    Service,
-    Situation,
-    fill,
-    flags_of,
-    lowered,
-    ports_of,
-    without_flags,
-)
+from workflow.serving import Arm, Costs, ServePlan, Situation, flags_of, lowered, without_flags
+from workflow.shell import as_shell
 
-RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
+CONFIGS = Path(__file__).parents[1] / "configs"
+RECIPES = CONFIGS / "recipes"
+RUNNERS = CONFIGS / "runners.yaml"
+# The arms of one model side by side: what docs/serve-plans.md shows.
+ARMS = CONFIGS / "master" / "offload-arms.yaml"
 
 
 # --------------------------------------------------------------------------------------------- one row, one plan
@@ -53,14 +46,15 @@ def plan_for(
     backend = _backend(planned, engine, name)
     router = _router(planned)
     path, recipe = recipe_for(row, recipes, planned.origin)
-    rendered = render(path, recipe, row, name)
+    rendered = render(path, recipe, row, backend.option_blocks)
     arm = _arm(backend, row, rendered, path)
     _refuse_owned(arm, rendered, path)
     others = [_peer_arm(planned, peer, path, recipe) for peer in sorted(set(peers) - {name})]
     argv, env, notes = _bare(rendered, (arm, *others))
     config = _merged(rendered.engine_config, arm.engine_config, path)
     service = engine.service(row, (*argv, *arm.argv), {**env, **arm.env}, arm.distributions)
-    unset = tuple(sorted({variable for one in (arm, *others) for variable in one.forbidden_env} - service.env.keys()))
+    forbidden = {variable for one in (arm, *others) for variable in one.forbidden_env}
+    unset = tuple(sorted((forbidden | set(service.unset)) - service.env.keys()))
     file = engine.config_file(config) if config else None
     component = row.router if router else None
     plan = ServePlan(
@@ -162,7 +156,7 @@ def _arm(backend: Backend, row: Row, rendered: Rendered, path: Path) -> Arm:
 def _peer_arm(planned: PlannedRow, peer: str, path: Path, recipe: Recipe) -> Arm:
     backend = _backend(planned, _engine(planned), peer)
     row = with_backend(planned, peer, None, planned.row.total_cpu_dram_gb).row
-    return _arm(backend, row, render(path, recipe, row, peer), path)
+    return _arm(backend, row, render(path, recipe, row, backend.option_blocks), path)
 
 
 def _refuse_owned(arm: Arm, rendered: Rendered, path: Path) -> None:
@@ -277,68 +271,6 @@ def _lines(text: str) -> Iterable[tuple[str, str]]:
         yield key, value.strip()
 
 
-# ----------------------------------------------------------------------------------------- a plan as shell
-def as_shell(plan: ServePlan, paths: Mapping[str, str] | None = None, first_port: int = 8888) -> str:
-    """Return a plan as shell text that a person can paste: files, then one service after the other.
-
-    `paths` gives values for path placeholders; those without one lie below the current folder. Ports are counted up
-    from `first_port` in the order in which the services are started.
-    """
-    ports = {name: first_port + i for i, name in enumerate(_ports_in_order(plan))}
-    values = {
-        "project": ".",
-        **{name: f"models/{what}" for name, what in plan.wants.items()},
-        **{file.path: f"serve/{file.filename}" for file in plan.files},
-        **{name: f"serve/{name}" for name in plan.scratch},
-        **(paths or {}),
-    }
-    lines = [f"# {plan.served_model_name}, recipe {plan.recipe}, backend {plan.backend}"]
-    lines += [f"# known not to run ({blocker.code}): {blocker.says}" for blocker in plan.blocked_by]
-    lines += [f"# note: {note}" for note in plan.notes]
-    lines += [f"# needs: {package}" for package in plan.packages]
-    lines += [f"# wants: {what} in {values[name]}" for name, what in plan.wants.items()]
-    if folders := [*(f"serve/{name}" for name in plan.scratch), *(("serve",) if plan.files else ())]:
-        lines.append(shlex.join(["mkdir", "-p", *folders]))
-    for file in plan.files:
-        text = fill(file.text, ports, values).rstrip("\n")
-        lines += [f"cat > {shlex.quote(values[file.path])} <<'EOF'", text, "EOF"]
-    for service in plan.services:
-        lines += ["", f"# {service.name}", *_service_lines(service, ports, values)]
-    if plan.session_header:
-        lines += [
-            "",
-            f"# the client sends {plan.session_header}, one value per session, to port {ports[plan.api_port]}",
-        ]
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in plan.client_env.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _service_lines(service: Service, ports: Mapping[str, int], paths: Mapping[str, str]) -> list[str]:
-    head = ["env", *(word for name in service.unset for word in ("-u", name))]
-    head += [f"{name}={fill(value, ports, paths)}" for name, value in service.env.items()]
-    words = [fill(word, ports, paths) for word in service.argv]
-    lines: list[list[str]] = [head] if len(head) > 1 else []
-    current: list[str] = []
-    for word in words:
-        if word.startswith("-") and word != "--" and current:
-            lines.append(current)
-            current = []
-        current.append(word)
-    lines.append(current)
-    command = " \\\n  ".join(shlex.join(line) for line in lines)
-    url = f"http://127.0.0.1:{ports[service.probe.port]}{service.probe.path}"
-    return [
-        f"{command} > {service.name}.log 2>&1 &",
-        f"until curl --fail --silent --output /dev/null {url}; do sleep 2; done",
-    ]
-
-
-def _ports_in_order(plan: ServePlan) -> tuple[str, ...]:
-    listed = ports_of(plan)
-    first = [plan.api_port, *(service.probe.port for service in plan.services)]
-    return tuple(dict.fromkeys((*first, *listed)))
-
-
 # ------------------------------------------------------------------------------- every point of InferenceX's files
 def single_node_keys(master: Master) -> tuple[str, ...]:
     """Return the config keys that have single-node agentic points."""
@@ -390,6 +322,31 @@ def survey(rows: Iterable[PlannedRow], recipes: tuple[tuple[Path, Recipe], ...])
     return lines, totals
 
 
+def document(master: Master, runners: Runners, recipes: tuple[tuple[Path, Recipe], ...]) -> str:
+    """Return docs/serve-plans.md: for each config key, every arm's full command and how it differs from the first."""
+    lines = [
+        "# Serve plans, arm by arm",
+        "",
+        "Generated by `python -m workflow.plans --document`; do not edit. Each arm is shown as shell to paste in",
+        "a checkout, and as what it changes against the arm without offload: `+` added, `-` left out, `~` changed.",
+        "With `equalize: true` a group takes what one of its arms forces, and lines about the recipe's flags vanish.",
+    ]
+    keys = tuple(master.places)
+    for key in keys:
+        rows = [row for row in single_node_rows(master, runners) if row.config_key == key]
+        plans = [plan_for(row, recipes)[0] for row in rows]
+        first = rows[0].row
+        lines += ["", f"## {first.model} on {first.runner.removeprefix('cluster:')}, tp {first.tp}, {first.framework}"]
+        for planned, plan in zip(rows, plans, strict=True):
+            budget = f", host memory budget {planned.row.total_cpu_dram_gb} GB" if planned.row.total_cpu_dram_gb else ""
+            lines += ["", f"### {plan.backend}, {planned.row.conc} sessions{budget}", ""]
+            if plan is not plans[0]:
+                found = [str(difference) for difference in differences(plans[0], plan)]
+                lines += ["What it changes:", "", "```text", *found, "```", ""]
+            lines += ["```bash", as_shell(plan).rstrip("\n"), "```"]
+    return "\n".join(lines) + "\n"
+
+
 def plan_of_point(path: Path) -> ServePlan:
     """Return the plan in a point file; raises InputError where there is none or it does not fit."""
     data = read_json(path)
@@ -408,11 +365,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, help="a second point file: print how the two plans differ")
     parser.add_argument("--all", action="store_true", help="plan every single-node agentic point of --configs")
     parser.add_argument("--configs", type=Path, help="folder of *-master.yaml and runners.yaml")
+    parser.add_argument("--document", action="store_true", help="print docs/serve-plans.md")
     parser.add_argument("--recipes", type=Path, default=RECIPES)
     options = parser.parse_args(arguments)
-    if options.all == (options.point is not None) or (options.all and options.configs is None):
-        parser.error("give a point file, or --all with --configs")
+    if [options.all, options.document, options.point is not None].count(True) != 1:
+        parser.error("give a point file, or --all with --configs, or --document")
+    if options.all and options.configs is None:
+        parser.error("--all needs --configs")
     try:
+        if options.document:
+            print(document(load_master([ARMS]), load_runners(RUNNERS), load_recipes(options.recipes)), end="")
+            return 0
         if options.all:
             rows = single_node_rows(*load_inferencex(options.configs))
             lines, totals = survey(rows, load_recipes(options.recipes))

@@ -84,7 +84,7 @@ class Recipe(Strict):
     cache: dict[str, Any] = {}
     """What backends need to know about the KV cache; the fields of CacheFacts."""
     backends: dict[str, dict[str, Any]] = {}
-    """Backend name -> its options for this model; the backend's own model checks them."""
+    """Option block -> options for this model; the backend that reads the block checks them."""
     wants: dict[str, str] = {}
     """Path placeholder -> what the node has to hold there, beside the checkpoint."""
     client_env: dict[str, str] = {}
@@ -134,7 +134,7 @@ def recipe_for(row: Row, recipes: tuple[tuple[Path, Recipe], ...], origin: str) 
 _TEMPLATES = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
-def render(path: Path, recipe: Recipe, row: Row, backend: str = "none") -> Rendered:
+def render(path: Path, recipe: Recipe, row: Row, option_blocks: tuple[str, ...] = ()) -> Rendered:
     """Return a recipe for one row; raises InputError, with file and key, for a template that does not render."""
     values = template_values(row)
     for name, expression in recipe.let.items():
@@ -157,7 +157,11 @@ def render(path: Path, recipe: Recipe, row: Row, backend: str = "none") -> Rende
         env=env,
         engine_config=config,
         cache=_checked(CacheFacts, _native(recipe.cache, values, path, "cache"), path, "cache"),
-        options=_native(recipe.backends.get(backend, {}), values, path, f"backends.{backend}"),
+        options={
+            name: option
+            for block in option_blocks
+            for name, option in _native(recipe.backends.get(block, {}), values, path, f"backends.{block}").items()
+        },
         wants={name: _text(text, values, path, f"wants.{name}") for name, text in recipe.wants.items()},
         client_env=recipe.client_env,
         blocked_by=tuple(

@@ -28,6 +28,11 @@ class Backend(Protocol):
         """Return the contender's name in docs and reports."""
         ...
 
+    @property
+    def option_blocks(self) -> tuple[str, ...]:
+        """Return which blocks of a recipe's `backends` hold its options; later ones win."""
+        ...
+
     def arm(self, situation: Situation) -> Arm:
         """Return what the backend changes for one row; pure. Raises InputError for options that do not fit."""
         ...

@@ -21,6 +21,7 @@ class AtomLmcache:
     """
 
     name = "atom-lmcache"
+    option_blocks = ("lmcache",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm."""

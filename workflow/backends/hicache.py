@@ -31,6 +31,7 @@ class HiCache:
     """Sizes are decimal GB per rank and pool."""
 
     name = "hicache"
+    option_blocks = ("hicache",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: as large as the budget allows over all ranks and pools, or the model's ratio."""
@@ -49,6 +50,7 @@ class HiCacheMooncake:
     """HiCache with a Mooncake store as its third level; called `mooncake` in SGLang's search spaces."""
 
     name = "hicache-mooncake"
+    option_blocks = ("hicache", "mooncake")
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm; the third level's segments come out of the same budget."""

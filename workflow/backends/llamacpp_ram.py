@@ -9,6 +9,7 @@ class LlamaCppRam:
     """`--cache-ram` is in MiB while budgets are decimal GB: 1 GB is 953 MiB."""
 
     name = "llamacpp-ram"
+    option_blocks = ()
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: the point's whole budget as prompt cache, proven by its size and by restored prompts."""

@@ -39,6 +39,7 @@ class Lmcache:
     """`lmcache server` per node or rank, and the connector."""
 
     name = "lmcache"
+    option_blocks = ("lmcache",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm, with every derate it forces as a declared, printed choice."""

@@ -9,6 +9,7 @@ class LmcacheV1:
     """The size is GiB per worker, where the server's is GiB per server and the budget is decimal GB per node."""
 
     name = "lmcache-v1"
+    option_blocks = ()
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm; vLLM turns its hybrid cache manager off for it, so linear state cannot be served."""

@@ -47,6 +47,7 @@ class Mooncake:
     """MooncakeStoreConnector with an embedded store."""
 
     name = "mooncake"
+    option_blocks = ("mooncake",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: segments and transfer buffers of all ranks together fit the budget."""

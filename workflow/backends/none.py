@@ -22,6 +22,7 @@ class NoOffload:
     """Prefix caching on the device stays on; nothing is kept on the host."""
 
     name = "none"
+    option_blocks = ()
 
     def arm(self, situation: Situation) -> Arm:
         """Return the control's arm, with signs that the engine keeps nothing outside the device."""

@@ -11,6 +11,7 @@ class TrtNative:
     """
 
     name = "trt-native"
+    option_blocks = ()
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: the budget split over the ranks."""

@@ -8,6 +8,7 @@ class VllmNative:
     """`cpu_bytes_to_use` is for all ranks of one scheduler; under DP attention each rank has a scheduler of its own."""
 
     name = "vllm-native"
+    option_blocks = ()
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm; its region may lie in /dev/shm, which preflight compares with the node's."""

@@ -23,6 +23,7 @@ class VllmSimple:
     """
 
     name = "vllm-simple"
+    option_blocks = ("vllm-simple",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: the budget split over the ranks, proven by the size and mode that the connector prints."""

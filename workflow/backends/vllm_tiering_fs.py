@@ -18,6 +18,7 @@ class VllmTieringFs:
     """Blocks that fall out of host memory are written to files, and read back on a hit."""
 
     name = "vllm-tiering-fs"
+    option_blocks = ("vllm-tiering-fs",)
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: the budget as first tier, a folder of the attempt as second tier without a limit."""

@@ -31,6 +31,8 @@ class Vllm:
             name="engine",
             argv=versioned((self.name, *distributions), (*fixed, *argv)),
             env={**COMMON_ENV, **env},
+            # An image may carry them; each turns an arm into another one.
+            unset=("LMCACHE_CONFIG_FILE", "VLLM_USE_SIMPLE_KV_OFFLOAD"),
             environment=None,
             # /health answers once weights are loaded and graphs captured: up to two hours from network storage.
             probe=Probe(port="engine", path="/health", deadline_s=float(env.get("VLLM_ENGINE_READY_TIMEOUT_S", 3600))),
