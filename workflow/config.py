@@ -88,6 +88,8 @@ class Config(Strict):
     traces: str = "configs/traces.yaml"
     models: str = "configs/models.yaml"
     recipes: str = "configs/recipes"
+    environments: str = "configs/environments"
+    """Lock files of the client and of engines, `<name>.txt`."""
     replay: Replay = Replay()
     limits: Limits = Limits()
     equalize: bool = True
