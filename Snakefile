@@ -15,10 +15,11 @@ SWEEP = load_sweep()
 
 
 wildcard_constraints:
-    point="|".join(SWEEP.points),
-    trace_set="|".join(SWEEP.traces),
-    model="|".join(SWEEP.models),
-    environment="|".join(ENVIRONMENTS),
+    point=any_of(SWEEP.points),
+    trace_set=any_of(SWEEP.traces),
+    model=any_of(SWEEP.models),
+    environment=any_of(ENVIRONMENTS),
+    figure=any_of(FIGURES),
 
 
 include: "rules/environments.smk"

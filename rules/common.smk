@@ -1,5 +1,6 @@
 """Functions that the rules share. Nothing is planned or measured here: workflow/ does that."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -8,13 +9,19 @@ from snakemake.exceptions import WorkflowError
 
 from workflow.config import load_config
 from workflow.contract import InputError
-from workflow.figures import FIGURES
-from workflow.points import bill, slug
+from workflow.points import bill, plan_tsv, slug
+from workflow.report import FIGURES
 from workflow.sweep import plan_sweep
 
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
 PYTHON = shlex.quote(sys.executable)
 ENVIRONMENTS = sorted(path.stem for path in Path("configs/environments").glob("*.txt"))
+# What turns artefacts into numbers: an edit of any of these judges all points again, and measures none.
+METRICS_MODULES = sorted(
+    str(path)
+    for name in ("metrics", "measured", "definitions", "evidence", "verdict", "readers/*")
+    for path in Path("workflow").glob(f"{name}.py")
+)
 # More threads than any machine has: Snakemake scales a job down to the cores it was given, so that such a job runs alone.
 WHOLE_MACHINE = 10_000
 
@@ -31,6 +38,11 @@ def load_sweep():
 def show_bill():
     """Say what the sweep costs before it is paid."""
     print(f"Sweep: {bill(SWEEP.points.values())}", file=sys.stderr)
+
+
+def any_of(names):
+    """Return the pattern of a wildcard that is one of these names."""
+    return "|".join(re.escape(name) for name in names)
 
 
 def print_file(path):

@@ -10,7 +10,7 @@ rule model:
     log:
         "results/logs/models/{model}.log",
     params:
-        name=lambda wildcards: SWEEP.model_name(wildcards.model),
+        name=lambda wildcards: SWEEP.model_names[wildcards.model],
         declaration=lambda wildcards: SWEEP.models[wildcards.model].model_dump_json(),
     conda:
         "../environment.yml"

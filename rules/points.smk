@@ -22,7 +22,7 @@ rule plan:
     log:
         "results/logs/plan.log",
     params:
-        points=[point.to_json() for point in SWEEP.points.values()],
+        table=plan_tsv(SWEEP.points.values()),
     conda:
         "../environment.yml"
     message:

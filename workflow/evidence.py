@@ -2,18 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from workflow.config import Limits
 from workflow.contract import Finding, InputError, Strict
 from workflow.readers import aliases
 from workflow.readers.client_summary import ClientSummary, read_client_csv, read_client_summary, start_ns
+from workflow.readers.probes import changed_answers
 from workflow.readers.prometheus_text import read_pair
 from workflow.readers.records import Records, read_records
-from workflow.readers.series import Scrape
+from workflow.readers.series import Scrape, without_double_scrapes
 from workflow.readers.server_logs import EngineLog, PromptSources, log_files, read_engine_log
 from workflow.readers.server_metrics import read_server_metrics
+
+RESTART_S = 1.0
+"""Two start times of one process differ by rounding; a restart takes longer than this."""
 
 
 class Context(Strict):
@@ -59,11 +65,61 @@ class Evidence:
     records: Records
     summary: ClientSummary
     scrapes: list[Scrape]
-    log: EngineLog | None
+    logs: list[EngineLog]
+    """The engine's first."""
     window: Window | None
     sources: PromptSources | None
     traces_loaded: int | None
+    changed_answers: tuple[str, ...] = ()
+    """Probe prompts that were answered differently after the replay."""
+    export: Scrape | None = None
+    """The client's server metrics as written, a server that was scraped twice included."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> EngineLog | None:
+        """The engine's log."""
+        return self.logs[0] if self.logs else None
+
+    @property
+    def phase_s(self) -> float | None:
+        """How long the profiling phase really lasted, drain included, as far as anything says."""
+        for scrape in self.scrapes:
+            if scrape.phase_ns:
+                return (scrape.phase_ns[1] - scrape.phase_ns[0]) / 1e9
+        if self.summary.start is not None and self.summary.end is not None:
+            return (self.summary.end - self.summary.start).total_seconds()
+        return None
+
+    @property
+    def client_cached_share(self) -> float | None:
+        """Cached / prompt tokens by the answers' own usage fields, where the engine fills them in."""
+        cached, prompt = self.records.values["cached_tokens"], self.records.values["input_tokens"]
+        both = np.isfinite(cached) & np.isfinite(prompt)
+        total = float(prompt[both].sum())
+        return float(cached[both].sum()) / total if total > 0 else None
+
+    def window_amount(self, quantity: str) -> float | None:
+        """Return a server quantity that was counted over the profiling phase alone, or None."""
+        for scrape in self.scrapes:
+            found = None if scrape.whole_life else aliases.find(scrape.series, quantity)
+            if found is not None:
+                return None if found.reset else found.value
+        return None
+
+    def resets(self) -> list[str]:
+        """Say which server restarted, and which counter went back, inside the window."""
+        said = []
+        for scrape in self.scrapes:
+            for one in scrape.series:
+                started = one.name == "process_start_time_seconds" and one.kind == "gauge"
+                if started and (one.high or 0.0) - (one.low or 0.0) > RESTART_S:
+                    said.append(f"{one.endpoint}: the process started again inside the window")
+            for quantity, definition in aliases.QUANTITIES.items():
+                found = aliases.find(scrape.series, quantity) if definition.kind == "counter" else None
+                if found is not None and found.reset:
+                    said.append(f"{found.name} went back inside the window")
+        return list(dict.fromkeys(said))
 
     def find(self, quantity: str) -> aliases.Found | None:
         """Return a server quantity from the first source that has it: sources overlap and are never added."""
@@ -76,7 +132,12 @@ class Evidence:
     def amount(self, quantity: str) -> float | None:
         """Return a server quantity's value or None."""
         found = self.find(quantity)
-        return None if found is None else found.value
+        return None if found is None or found.reset else found.value
+
+    def why_not(self, quantity: str) -> str:
+        """Say why a server quantity is null."""
+        found = self.find(quantity)
+        return f"{found.name} went back inside the window" if found is not None else "no server exports it"
 
 
 def client_folder(folder: Path) -> Path:
@@ -114,16 +175,35 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
     records = read_records(path)
     notes: list[str] = []
     summary = _read_summary(client, notes)
-    scrapes = _read_scrapes(folder, client, notes)
-    log = next((read_engine_log(path) for path in _logs(folder, client)), None)
+    raw = _read_scrapes(folder, client, notes)
+    scrapes = []
+    for scrape in raw:
+        series, remarks = without_double_scrapes(scrape.series)
+        notes += remarks
+        scrapes.append(replace(scrape, series=series))
+    logs = [read_engine_log(path) for path in _logs(folder, client)]
     window = _window(records, summary, scrapes, context)
-    sources = None
-    if log is not None and window is not None and records.wall_clock:
-        end = max(last_end(records), window.end_ns or 0)
-        sources = log.sources(window.start_ns / 1e9, end / 1e9)
-        if sources is not None and sources.tasks == 0:
-            sources = None
-    return Evidence(records, summary, scrapes, log, window, sources, _traces_loaded(client), notes)
+    before, after = folder / "probes.before.json", folder / "probes.after.json"
+    return Evidence(
+        records=records,
+        summary=summary,
+        scrapes=scrapes,
+        logs=logs,
+        window=window,
+        sources=_sources(logs, records, window),
+        traces_loaded=_traces_loaded(client),
+        changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
+        export=next((scrape for scrape in raw if scrape.families), None),
+        notes=notes,
+    )
+
+
+def _sources(logs: Sequence[EngineLog], records: Records, window: Window | None) -> PromptSources | None:
+    if not logs or window is None or not records.wall_clock:
+        return None
+    end = max(last_end(records), window.end_ns or 0)
+    found = logs[0].sources(window.start_ns / 1e9, end / 1e9)
+    return found if found is not None and found.tasks else None
 
 
 def _logs(folder: Path, client: Path) -> list[Path]:

@@ -4,14 +4,18 @@
 InferenceX's own aggregate.
 """
 
-from collections.abc import Iterable
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from workflow.contract import Document, Finding, Strict
+from workflow.config import Limits
+from workflow.contract import Document, Finding, InputError, Strict
 from workflow.definitions import (
     DEFINITION_VERSION,
     DEFINITIONS,
@@ -24,8 +28,9 @@ from workflow.definitions import (
     ratio,
 )
 from workflow.evidence import Context, Evidence, last_end, read_evidence
+from workflow.inferencex_aggregate import aggregate
 from workflow.readers.records import Floats, Records
-from workflow.verdict import judge
+from workflow.verdict import judge, remarks
 
 __all__ = ["DEFINITIONS", "Accounting", "Context", "Definition", "PointMetrics", "Value", "measure", "table"]
 
@@ -54,6 +59,8 @@ class PointMetrics(Document):
     notes: tuple[str, ...] = ()
     """What a reader should know, without effect on the verdict."""
     accounting: Accounting
+    error_categories: dict[str, int] = {}
+    """Kinds of the failed profiled requests, with counts."""
     definition_version: int
     values: dict[str, Value]
     """Every name of DEFINITIONS is a key."""
@@ -77,7 +84,7 @@ def measure(folder: Path, context: Context) -> tuple[PointMetrics, pd.DataFrame]
         point=context.point or folder.resolve().name,
         status="invalid" if findings else "ok",
         findings=tuple(findings),
-        notes=tuple(evidence.notes),
+        notes=(*evidence.notes, *remarks(evidence, values)),
         accounting=Accounting(
             records_total=records.total,
             warmup=records.warmup,
@@ -87,6 +94,7 @@ def measure(folder: Path, context: Context) -> tuple[PointMetrics, pd.DataFrame]
             cancelled=records.cancelled,
             unreadable=records.unreadable,
         ),
+        error_categories=dict(records.profiled_error_categories),
         definition_version=DEFINITION_VERSION,
         values=values,
     )
@@ -374,19 +382,18 @@ def prompt_tokens_by_source(
 
 
 def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
-    absent = "no server exports it"
-
     def plain(quantity: str) -> Value:
         found = evidence.amount(quantity)
-        return missing(absent) if found is None else Value(value=found)
+        return missing(evidence.why_not(quantity)) if found is None else Value(value=found)
 
+    absent = "no server exports it"
     values = {"preemptions": plain("preemptions")}
     for direction in ("host", "device"):
         moved, spent = evidence.amount(f"bytes_to_{direction}"), evidence.amount(f"time_to_{direction}")
         values[f"transfer_to_{direction}_bytes"] = plain(f"bytes_to_{direction}")
         values[f"transfer_to_{direction}_s"] = plain(f"time_to_{direction}")
         moved_gb = None if moved is None else moved / 1e9
-        values[f"copy_rate_to_{direction}_gb_per_s"] = ratio(moved_gb, spent, absent)
+        values[f"copy_rate_to_{direction}_gb_per_s"] = ratio(moved_gb, spent, evidence.why_not(f"bytes_to_{direction}"))
     values["device_kv_use_max_share"] = plain("device_use")
     capacity = evidence.amount("device_total_tokens")
     if capacity is None and evidence.log is not None and evidence.log.pool_tokens is not None:
@@ -405,3 +412,33 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
     values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)
     values["host_memory_max_bytes"] = plain("resident_bytes")
     return values
+
+
+# --------------------------------------------------------------------------------------------- command line
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a folder's metrics; returns 0, or 2 after an input error. The verdict is in the output, not the status."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.metrics", description="Measure a replay's artefacts.")
+    parser.add_argument("folder", type=Path, help="client artefacts, with logs and Prometheus text beside them")
+    parser.add_argument("--inferencex", action="store_true", help="print InferenceX's own aggregate instead")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that served (default: 1)")
+    parser.add_argument("--arm", help="backend that was declared; 'none' is the control (default: not judged)")
+    parser.add_argument("--duration", type=float, help="requested window in seconds (default: the client's own)")
+    parser.add_argument("--error-share", type=float, help="largest share of failed requests; InferenceX allows 0.10")
+    options = parser.parse_args(arguments)
+    limits = Limits() if options.error_share is None else Limits(error_share=options.error_share)
+    context = Context(gpus=options.gpus, arm=options.arm, duration_s=options.duration, limits=limits)
+    try:
+        if options.inferencex:
+            found = aggregate(read_evidence(options.folder, context), options.gpus)
+            text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+        else:
+            text = measure(options.folder, context)[0].to_json()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -577,7 +577,7 @@ def attempt_name() -> str:
 def run(
     point: Point, out: Path, results: Path, environments: Path, *, tries: int, parent: int | None, log: Path | None
 ) -> int:
-    """Measure a point and publish OUT/run.json; return the exit code. A failure is recorded and shown in one message."""
+    """Measure a point and publish OUT/run.json; return the exit code. A failure is recorded and shown."""
     name = attempt_name()
     folder = out / name
     failures = results / "failures"

@@ -24,6 +24,8 @@ class Sweep:
     traces: dict[str, TraceSet]
     models: dict[str, MadeModel]
     """Models that the workflow makes, by folder name."""
+    model_names: dict[str, str]
+    """Folder name -> the model's name."""
     clusters: dict[str, Cluster]
 
     def cluster(self, point: str) -> Cluster:
@@ -51,7 +53,14 @@ def plan_sweep(config: Config) -> Sweep:
         _check_runs_somewhere(planned, config, clusters, models)
         plan, costs = plan_for(planned, recipes)
         points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model)))
-    return Sweep(config, by_id(points), traces, {slug(model): made for model, made in models.items()}, clusters)
+    return Sweep(
+        config,
+        points=by_id(points),
+        traces=traces,
+        models={slug(model): made for model, made in models.items()},
+        model_names={slug(model): model for model in models},
+        clusters=clusters,
+    )
 
 
 def _check_runs_somewhere(

@@ -200,7 +200,7 @@ class _Table:
         try:
             if isinstance(metadata, dict):
                 self._client_record(data, metadata)
-            elif "start" in data and "latency" in data:
+            elif "session" in data and ("latency" in data or "error" in data):
                 self._flat_record(data)
             else:
                 self.counts["unreadable"] += 1
@@ -236,7 +236,7 @@ class _Table:
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
         for name, time, _ in self.appends:
-            value = metrics.get(name)
+            value: Any = metrics.get(name)
             scale = 1e-3 if time else 1.0
             if type(value) is dict:
                 if time:
@@ -247,24 +247,28 @@ class _Table:
 
     def _flat_record(self, data: dict[str, Any]) -> None:
         self.wall_clock = False
-        start = round(float(data["start"]) * 1e9)
-        latency = number(data.get("latency"))
-        end = start + (round(latency * 1e9) if math.isfinite(latency) else 0)
-        session = str(data.get("session", ""))
+        session = str(data["session"])
+        start_s, latency_s = number(data.get("start")), number(data.get("latency"))
+        start = round(start_s * 1e9) if math.isfinite(start_s) else None
         if data.get("error"):
             self.counts["dropped_as_error"] += 1
             self.errors[error_category(data["error"])] += 1
+            end = start + round(latency_s * 1e9) if start is not None and math.isfinite(latency_s) else start
             self._unanswered(start, end, data["error"], cancelled=False)
             return
+        if start is None:
+            raise ValueError("an answered request has a start")
+        end = start + (round(latency_s * 1e9) if math.isfinite(latency_s) else 0)
         row = [number(data.get(FLAT[column])) for column in METRICS]
         self._answered(row, (start, end, int(data.get("turn") or 0), 0), math.nan, (session, session))
 
-    def _unanswered(self, start: int, end: int, error: Any, *, cancelled: bool) -> None:
+    def _unanswered(self, start: int | None, end: int | None, error: Any, *, cancelled: bool) -> None:
         self.counts["cancelled" if cancelled else "failed"] += 1
         if not cancelled:
             self.profiled_errors[error_category(error) if error else "context_overflow_skip"] += 1
-        self.other_start.append(start)
-        self.other_end.append(end)
+        if start is not None and end is not None:
+            self.other_start.append(start)
+            self.other_end.append(end)
 
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]

@@ -15,14 +15,18 @@ _POOL = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _ENGINE_TAG = re.compile(r"\((EngineCore[^)]*)\)")
 _VERSION = re.compile(r"(?:LLM engine|vLLM API server version|version)\s*\(?v?(\d+\.\d+\.\d+\S*?)[)\s,]")
 
-# What a log line says about a store that runs but does not do its work.
-DEGRADED: tuple[tuple[str, str], ...] = (
+# Log lines of a store that runs but does not do its work.
+BROKEN: tuple[tuple[str, str], ...] = (
     (r"Cannot store blocks", "the host pool refused to store blocks"),
-    (r"Session .* not found, skipping touch", "LMCache lost its session, so lookups miss"),
-    (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
     (r"Pin budget: 0 tokens", "HiCache may pin nothing"),
     (r"OUT_OF_MEMORY.*skip|skip\w* store", "the store was full and skipped stores"),
 )
+# Log lines that explain a low hit share but also appear in runs that worked.
+SUSPECT: tuple[tuple[str, str], ...] = (
+    (r"Session .* not found, skipping touch", "LMCache lost a session"),
+    (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
+)
+_WARNING = re.compile("|".join(f"(?:{pattern})" for pattern, _ in BROKEN + SUSPECT))
 
 
 @dataclass
@@ -45,7 +49,9 @@ class EngineLog:
     """One service's log."""
 
     pool_tokens: int | None = None
-    """Device KV pool in tokens: the last value of each engine of the last start, summed."""
+    """Device KV pool in tokens: the last value of each engine rank, summed over ranks."""
+    pool_lines: list[tuple[str, int]] = field(default_factory=list)
+    """Each line that names a pool size: (tag of the engine process or "", tokens)."""
     starts: int = 0
     """How many times a pool was set up per engine: more than once is a restart."""
     clock_start_s: float | None = None
@@ -57,7 +63,9 @@ class EngineLog:
     restored_from_host: int = 0
     verbose: bool = False
     """llama.cpp: the log has the lines that the split needs (verbosity 4 or more)."""
-    degraded: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
+    """Lines of the table BROKEN."""
+    suspect: Counter[str] = field(default_factory=Counter)
 
     def sources(self, start_s: float, end_s: float) -> PromptSources | None:
         """Sum prompt tokens by source over tasks launched in a wall-clock window; None where the log cannot say."""
@@ -87,8 +95,6 @@ def read_engine_log(path: Path) -> EngineLog:
 class _LogReader:
     def __init__(self) -> None:
         self.log = EngineLog()
-        self.pools: dict[str, list[int]] = {}
-        self.degraded = [(re.compile(pattern), says) for pattern, says in DEGRADED]
         self.restored = False
         self.prompts: dict[int, int] = {}
         self.launched: dict[int, tuple[float, bool]] = {}
@@ -98,12 +104,12 @@ class _LogReader:
             self.log.clock_start_s = float(clock[1])
         elif "GPU KV cache size" in line and (pool := _POOL.search(line)):
             tag = _ENGINE_TAG.search(line)
-            self.pools.setdefault(tag[1] if tag else "", []).append(int(pool[1].replace(",", "")))
+            self.log.pool_lines.append((tag[1] if tag else "", int(pool[1].replace(",", ""))))
         elif " slot " in line or " srv " in line:
             self._llamacpp(line)
-        for pattern, says in self.degraded:
-            if pattern.search(line):
-                self.log.degraded[says] += 1
+        if _WARNING.search(line):
+            self.log.broken.update(says for pattern, says in BROKEN if re.search(pattern, line))
+            self.log.suspect.update(says for pattern, says in SUSPECT if re.search(pattern, line))
 
     def _llamacpp(self, line: str) -> None:
         """Follow one request: cache looked through, prompt restored or not, task launched, cached tokens counted."""
@@ -128,8 +134,13 @@ class _LogReader:
                 self.log.tasks.append((at, self.prompts.pop(number), int(cached[2]), restored))
 
     def finish(self) -> EngineLog:
-        if self.pools:
-            tagged = {tag: sizes for tag, sizes in self.pools.items() if tag} or self.pools
+        # A restarted engine has another pid, so the rank alone tells whose line replaces whose. Lines without a tag
+        # come from one engine: adding them up would double the pool at a restart.
+        ranks: dict[str, list[int]] = {}
+        for tag, tokens in self.log.pool_lines:
+            ranks.setdefault(tag.split(" pid=")[0], []).append(tokens)
+        tagged = {rank: sizes for rank, sizes in ranks.items() if rank} or ranks
+        if tagged:
             self.log.pool_tokens = sum(sizes[-1] for sizes in tagged.values())
             self.log.starts = max(len(sizes) for sizes in tagged.values())
         return self.log

@@ -51,6 +51,7 @@ def read_server_metrics(path: Path) -> Scrape:
     return Scrape(
         series=tuple(_series(data.get("metrics") or {})),
         source=path.name,
+        families=len(data.get("metrics") or {}),
         phase_ns=_range(ranges.get("profiling")),
         warmup_ns=_range(ranges.get("warmup")),
         duration_s=phases[0].get("duration"),
