@@ -66,7 +66,10 @@ class Reason(StrEnum):
 class Strict(BaseModel):
     """Base of every model. An unknown key is an error: an ignored key keeps "working" while its setting is lost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    # A model is built on its first use: a short command then pays only for the models it needs.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True
+    )
 
 
 class Finding(Strict):

@@ -1,0 +1,2 @@
+def lint(*a): return []
+def lint_text(*a): return []
