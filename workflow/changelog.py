@@ -62,6 +62,8 @@ class LoggedEntry:
     line: int
     file: Path
     entry: Entry
+    link_line: int = 1
+    description_lines: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
@@ -119,7 +121,7 @@ def parse_changelog(text: bytes, path: Path) -> tuple[LoggedEntry, ...]:
     data = yamlfile.parse_lazily(text, path)
     if not isinstance(data, yamlfile.Items) or not data:
         raise InputError("the file holds no list of entries", file=path, line=1, allowed="a list of changelog entries")
-    return _entries(data, path, 0)
+    return _logged(data, path, 0)
 
 
 def changes(base: Sequence[LoggedEntry], head: Sequence[LoggedEntry]) -> tuple[Change, ...]:
@@ -140,12 +142,8 @@ def changes_of_texts(base: tuple[Path, bytes], head: tuple[Path, bytes]) -> tupl
     """Compare the texts of two versions of the log; raises InputError where one of them is no log."""
     (base_path, base_text), (head_path, head_text) = base, head
     if _appends(base_text, head_text):
-        # The usual change. All old entries are the same, so only the new ones are looked at.
-        lines = base_text.count(b"\n")
-        data = yamlfile.parse_lazily(head_text, head_path)
-        if isinstance(data, yamlfile.Items):
-            start = sum(line <= lines for line in data.lines)
-            return tuple(Change("added", None, item) for item in _entries(data, head_path, start))
+        # The usual change. No old entry can have changed, so only the new ones are parsed.
+        return tuple(Change("added", None, item) for item in _appended(base_text, head_text, head_path))
     old = parse_changelog(base_text, base_path) if base_text.strip() else ()
     return changes(old, parse_changelog(head_text, head_path))
 
@@ -200,11 +198,14 @@ def _names(key: str, wanted: str) -> bool:
     return fnmatch.fnmatchcase(key, wanted) or ("*" in key and fnmatch.fnmatchcase(wanted, key))
 
 
-def _entries(data: yamlfile.Items, path: Path, start: int) -> tuple[LoggedEntry, ...]:
-    return tuple(
-        LoggedEntry(index, data.lines[index], path, yamlfile.validate(Entry, data, path, (index,)))
-        for index in range(start, len(data))
-    )
+def _logged(data: yamlfile.Items, path: Path, offset: int) -> tuple[LoggedEntry, ...]:
+    logged = []
+    for index, line in enumerate(data.lines):
+        entry = yamlfile.validate(Entry, data, path, (index,))
+        item = data[index]
+        lines = tuple(item["description"].lines)
+        logged.append(LoggedEntry(offset + index, line, path, entry, item.lines["pr-link"], lines))
+    return tuple(logged)
 
 
 def _appends(base: bytes, head: bytes) -> bool:
@@ -213,6 +214,19 @@ def _appends(base: bytes, head: bytes) -> bool:
         return False
     # Anything but a new item, such as an indented line, belongs to the last old entry.
     return next((line.startswith(b"- ") for line in head[len(base) :].splitlines() if line.strip()), True)
+
+
+def _appended(base: bytes, head: bytes, path: Path) -> tuple[LoggedEntry, ...]:
+    """Return the entries of `head` after `base`, which `_appends` has found to be whole items."""
+    tail = head[len(base) :]
+    if not tail.strip():
+        return ()
+    known = len(re.findall(rb"^- ", base, re.MULTILINE))
+    # Lines, not text, in front: the new entries are read as if they stood alone and keep their line numbers.
+    data = yamlfile.parse_lazily(b"\n" * base.count(b"\n") + tail, path)
+    if not isinstance(data, yamlfile.Items):
+        raise InputError("the file holds no list of entries", file=path, line=1, allowed="a list of changelog entries")
+    return _logged(data, path, known)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from workflow.rows import (
     rows_of,
     sequence_lengths,
 )
-from workflow.searchspace import Master, Runners, resolve_keys
+from workflow.searchspace import Master, Runners, load_master, load_runners, resolve_keys
 
 MIN_EVAL_CONC = 16
 """Below this an accuracy run takes too long to be picked by itself."""
@@ -124,7 +124,7 @@ def check_append_only_scope(selected: dict[str, set[str]], head: Master, base: M
             if old != new:
                 raise InputError(f"append-only: {key} changed too, and no entry names it", file=file, key=key)
             continue
-        if old is None:
+        if old is None or new is None:
             raise InputError("append-only: the base has no such config key", file=file, key=key, do="drop append-only")
         scenarios, before = new["scenarios"], old["scenarios"]
         if scenarios.keys() != before.keys():
@@ -162,7 +162,7 @@ def _expand(keys: Sequence[str], scenarios: Sequence[ScenarioType], configs: Con
     return [placed for key in keys for placed in rows_of(key, configs.master, configs.runners, scenarios)]
 
 
-# ------------------------------------------------------------------------------------------- which points are evaluated
+# ----------------------------------------------------------------------------------------- which points are evaluated
 def default_evals(rows: Sequence[AnyRow]) -> list[Eval]:
     """Return InferenceX's own choice of accuracy jobs, in the order of the rows.
 
@@ -179,8 +179,8 @@ def default_evals(rows: Sequence[AnyRow]) -> list[Eval]:
         wanted = {concs[-1], concs[len(concs) // 2]}
         chosen |= {i: Eval(row) for i, row in group if row.conc in wanted}
     agentic = [(i, row) for i, row in numbered if isinstance(row, Row)]
-    for group in grouped(agentic, lambda item: _served_as(item[1])).values():
-        i, best = max(group, key=lambda item: item[1].conc)
+    for ladder in grouped(agentic, lambda item: _served_as(item[1])).values():
+        i, best = max(ladder, key=lambda item: item[1].conc)
         chosen[i] = Eval(best)
     several = [(i, row) for i, row in numbered if is_multi_node(row) and _eligible(row)]
     for pairs in grouped(several, lambda item: recipe_key(item[1])).values():
@@ -231,7 +231,7 @@ def _enough_experts(row: AnyRow, least: int | None) -> bool:
     return least is None or not isinstance(row, MultiNodeRow | MultiNodeFixedRow) or row.prefill.ep >= least
 
 
-# ------------------------------------------------------------------------------------------------ as InferenceX spells it
+# --------------------------------------------------------------------------------------------- as InferenceX spells it
 def _buckets(rows: Iterable[AnyRow]) -> dict[str, list[dict[str, Any]]]:
     named = [("agentic" if is_agentic(row) else _lengths(row), row) for row in rows]
     buckets = grouped(named, lambda item: item[0])
@@ -284,8 +284,6 @@ def _published(row: AnyRow, plain: dict[str, Any]) -> dict[str, Any]:
 
 def configs_of(folder: Path) -> Configs:
     """Read configs/{nvidia-master,amd-master,runners}.yaml of a checkout of InferenceX."""
-    from workflow.searchspace import load_master, load_runners
-
     configs = folder / "configs"
     # InferenceX merges them in this order, and a wildcard lists keys in the order of the merge.
     master = load_master([configs / "amd-master.yaml", configs / "nvidia-master.yaml"])

@@ -20,7 +20,7 @@ from workflow.inferencex_matrix import Configs, configs_of, inferencex_matrix
 from workflow.lint import lint, lint_text
 from workflow.rows import (
     SCENARIOS,
-    AnyRow,
+    NotRunnable,
     PlacedRow,
     PlannedRow,
     Row,
@@ -60,24 +60,6 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class NotRunnable:
-    """A row that an entry asks for and that this workflow does not measure yet."""
-
-    row: AnyRow
-    why: str
-    config_key: str
-    file: Path
-    line: int
-    entry: LoggedEntry
-
-    @property
-    def origin(self) -> str:
-        """Return the place in words, for messages."""
-        concs = ", ".join(str(conc) for conc in concurrencies(self.row))
-        return f"{self.file}:{self.line} ({self.config_key}, conc {concs})"
-
-
-@dataclass(frozen=True)
 class Expansion:
     """Everything that entries ask for."""
 
@@ -85,9 +67,7 @@ class Expansion:
     not_runnable: tuple[NotRunnable, ...]
 
 
-def expand(
-    entries: Sequence[LoggedEntry], master: Master, runners: Runners, base: Configs | None = None
-) -> Expansion:
+def expand(entries: Sequence[LoggedEntry], master: Master, runners: Runners, base: Configs | None = None) -> Expansion:
     """Return all rows of all entries, in their order; a scenario of a key is expanded once, by the first that names it.
 
     With `base`, an append-only entry gives only what the base does not have; without, all of its rows: those that were
@@ -155,8 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--head", type=Path, required=True, help="folder with the files after the change")
     parser.add_argument("--inferencex", action="store_true", help="print what InferenceX's generator prints")
     options = parser.parse_args(arguments)
-    # A short command that keeps what it parses until it ends: collecting garbage would only walk it again and again.
-    gc.disable()
     try:
         printed = _inferencex(options.base, options.head) if options.inferencex else _own(options.base, options.head)
     except InputError as error:
@@ -220,4 +198,8 @@ def _own(base: Path, head: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # What is parsed is kept until the end: collecting garbage would only walk it, and once more on the way out.
+    gc.disable()
+    status = main()
+    gc.freeze()
+    sys.exit(status)

@@ -15,7 +15,9 @@ def file_at(root: Path, revision: str, path: str) -> bytes:
     commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
         if _git(root, "rev-parse", "--git-dir") is None:
-            raise InputError("this folder is no git checkout", file=root, key="changelog.base", do="drop changelog.base")
+            raise InputError(
+                "this folder is no git checkout", file=root, key="changelog.base", do="drop changelog.base"
+            )
         raise InputError(
             f"git knows no revision {revision!r}",
             file=root,

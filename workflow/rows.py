@@ -149,6 +149,24 @@ class PlannedRow:
         return f"{self.file}:{self.line} ({self.config_key}, conc {self.row.conc})"
 
 
+@dataclass(frozen=True)
+class NotRunnable:
+    """A row that an entry asks for and that this workflow does not measure yet."""
+
+    row: AnyRow
+    why: str
+    config_key: str
+    file: Path
+    line: int
+    entry: LoggedEntry
+
+    @property
+    def origin(self) -> str:
+        """Return the place in words, for messages."""
+        concs = ", ".join(str(conc) for conc in concurrencies(self.row))
+        return f"{self.file}:{self.line} ({self.config_key}, conc {concs})"
+
+
 def is_multi_node(row: AnyRow) -> bool:
     """Return whether a row takes several nodes."""
     return isinstance(row, MultiNodeRow | MultiNodeFixedRow)
@@ -196,14 +214,19 @@ def added_rows(base: Sequence[PlacedRow], head: Sequence[PlacedRow]) -> list[Pla
     that all of that line was measured with.
     """
     before, after = _points(base), _points(head)
-    where = {"file": head[0].file if head else None, "key": head[0].config_key if head else None}
+
+    def refusal(found: str, do: str = "drop append-only") -> InputError:
+        first = next(iter([*head, *base]), None)
+        file, key = (None, None) if first is None else (first.file, first.config_key)
+        return InputError(f"append-only: {found}", file=file, key=key, do=do)
+
     if not before:
-        raise InputError("append-only: the base has no row of this config key", **where, do="drop append-only")
+        raise refusal("the base has no row of this config key")
     for recipe, concs in before.items():
         if recipe not in after:
-            raise InputError("append-only: a row of the base was changed or removed", **where, do="drop append-only")
+            raise refusal("a row of the base was changed or removed")
         if lost := sorted(concs - after[recipe]):
-            raise InputError(f"append-only: concurrencies {lost} of the base are gone", **where, do="put them back")
+            raise refusal(f"concurrencies {lost} of the base are gone", "put them back")
     images: dict[tuple[Any, ...], set[str]] = {}
     for placed in base:
         images.setdefault(_charted_line(placed.row), set()).add(placed.row.image)
@@ -222,7 +245,7 @@ def added_rows(base: Sequence[PlacedRow], head: Sequence[PlacedRow]) -> list[Pla
         row = placed.row if isinstance(placed.row, Row | FixedRow) else placed.row.model_copy(update={"conc": fresh})
         added.append(replace(placed, row=row))
     if not added:
-        raise InputError("append-only: nothing was added", **where, do="add a concurrency or a row")
+        raise refusal("nothing was added", "add a concurrency or a row")
     return added
 
 

@@ -100,11 +100,13 @@ class _Loader(yaml.CSafeLoader):
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> str:
         """Return a node's tag. The same few keys and numbers fill a search space, so plain scalars are remembered."""
-        if kind is not yaml.ScalarNode or not implicit[0]:
-            return cast(str, super().resolve(kind, value, implicit))
-        tag = self._tags.get(value)
+        # `implicit` is a pair for scalars only.
+        plain = kind is yaml.ScalarNode and implicit[0]
+        tag = self._tags.get(value) if plain else None
         if tag is None:
-            tag = self._tags[value] = cast(str, super().resolve(kind, value, implicit))
+            tag = cast(str, super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+            if plain:
+                self._tags[value] = tag
         return tag
 
 
@@ -180,7 +182,7 @@ def _compose(text: bytes, path: Path) -> tuple[_Loader, yaml.Node | None]:
 
 
 def _refuse_duplicate_keys(root: yaml.Node, path: Path) -> None:
-    """Raise InputError for two equal keys in one mapping: YAML keeps the last, so a setting would be lost in silence."""
+    """Raise InputError for two equal keys in one mapping: YAML keeps the last, so the other setting is lost."""
     nodes: list[Any] = [root]
     # An alias leads to the same node again, and a node that holds itself would never end.
     seen: set[int] = set()
