@@ -108,7 +108,7 @@ def make_point(
     }
     used = {replay.client, *(service.environment for service in plan.services if service.environment)}
     environments = {name: locks[name] for name in sorted(used)}
-    identity = {"row": identity_row, "plan": plan.model_dump(mode="json"), "environments": environments, **setting}
+    identity = {"row": identity_row, "plan": plan_identity(plan), "environments": environments, **setting}
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
     arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
     group = {**setting, "row": {name: value for name, value in identity_row.items() if name not in arm_fields}}
@@ -138,6 +138,22 @@ def make_point(
             pr_link=planned.entry.entry.pr_link,
         ),
     )
+
+
+def plan_identity(plan: ServePlan) -> dict[str, Any]:
+    """Return what of a serve plan a measurement depends on: what is started, with which files and packages.
+
+    Proofs, notes, probes and preflight's facts judge a measurement or describe it; mending one must not buy it again.
+    """
+    service = {"name", "argv", "env", "unset", "environment"}
+    return {
+        "services": [one.model_dump(mode="json", include=service) for one in plan.services],
+        "versions": [{"component": probe.component, "declared": probe.declared} for probe in plan.versions],
+        **plan.model_dump(
+            mode="json",
+            include={"served_model_name", "files", "scratch", "wants", "packages", "client_env", "session_header"},
+        ),
+    }
 
 
 def by_id(points: Iterable[Point]) -> dict[str, Point]:
