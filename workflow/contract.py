@@ -74,11 +74,14 @@ class Reason(StrEnum):
 class Strict(BaseModel):
     """Base of every model. An unknown key is an error: an ignored key keeps "working" while its setting is lost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    # A model is built on its first use: a short command then pays only for the models it needs.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
 
 
 class Finding(Strict):
     """A reason code with the numbers behind it."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)  # see Document
 
     code: Reason
     detail: str
@@ -90,6 +93,9 @@ class Document(Strict):
     `SCHEMA_VERSION` is raised when the meaning of a field changes; readers refuse every other version by name, since
     a field that is read with an old meaning gives a plausible wrong number.
     """
+
+    # Collecting docstrings parses the module's source again for each class; only the schema of the config needs them.
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
     SCHEMA_VERSION: ClassVar[int] = 1
 
@@ -126,7 +132,7 @@ class Document(Strict):
 
     def to_json(self) -> str:
         """Return the file's text: sorted keys, no NaN (a value that was not measured is null)."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json", by_alias=True)
         return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

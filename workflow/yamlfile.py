@@ -1,9 +1,14 @@
 """YAML with line numbers: every mapping and list remembers where it stood, so that an error can point at its line."""
 
 import difflib
+import gc
 import json
+from collections.abc import Iterator
+from collections.abc import Mapping as AnyMapping
+from collections.abc import Sequence as AnySequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -32,12 +37,77 @@ class Sequence(list[Any]):
     lines: list[int]
 
 
-class _DuplicateKey(yaml.constructor.ConstructorError):
-    """Two equal keys in one mapping: YAML keeps the last in silence, so a setting would be lost."""
+class Sections(AnyMapping[str, Any]):
+    """A file's top-level mapping whose values are built when they are asked for.
+
+    A search space of 300 kB holds some 400 keys and an entry selects a few; building only those is what keeps
+    planning fast. The whole file is parsed, and searched for duplicate keys, all the same.
+    """
+
+    def __init__(self, loader: "_Loader", node: yaml.MappingNode, path: Path) -> None:
+        loader.flatten_mapping(node)
+        self._path = path
+        self.line: int = node.start_mark.line + 1
+        self.lines: dict[str, int] = {}
+        self._loader = loader
+        self._nodes: dict[str, yaml.Node] = {}
+        self._built: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = loader.construct_document(key_node)
+            self.lines[key] = key_node.start_mark.line + 1
+            self._nodes[key] = value_node
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._built:
+            with _as_input_errors(self._path):
+                self._built[key] = self._loader.construct_document(self._nodes[key])
+        return self._built[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class Items(AnySequence[Any]):
+    """A file's top-level list whose items are built when they are asked for; see Sections."""
+
+    def __init__(self, loader: "_Loader", node: yaml.SequenceNode, path: Path) -> None:
+        self._path = path
+        self.line: int = node.start_mark.line + 1
+        self.lines: list[int] = [item.start_mark.line + 1 for item in node.value]
+        self._loader = loader
+        self._nodes: list[yaml.Node] = node.value
+        self._built: dict[int, Any] = {}
+
+    def __getitem__(self, index: Any) -> Any:
+        if index not in self._built:
+            with _as_input_errors(self._path):
+                self._built[index] = self._loader.construct_document(self._nodes[index])
+        return self._built[index]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
 
 class _Loader(yaml.CSafeLoader):
-    """The C parser, with positions kept and duplicate keys refused."""
+    """The C parser, with positions kept and the type of equal scalars found once."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        self._tags: dict[str, str] = {}
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> str:
+        """Return a node's tag. The same few keys and numbers fill a search space, so plain scalars are remembered."""
+        # `implicit` is a pair for scalars only.
+        plain = kind is yaml.ScalarNode and implicit[0]
+        tag = self._tags.get(value) if plain else None
+        if tag is None:
+            tag = cast(str, super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+            if plain:
+                self._tags[value] = tag
+        return tag
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> Any:
@@ -48,11 +118,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> Any:
     loader.flatten_mapping(node)
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        line = key_node.start_mark.line + 1
-        if key in mapping:
-            problem = f"key {key!r} again; first on line {mapping.lines[key]}"
-            raise _DuplicateKey(None, None, problem, key_node.start_mark)
-        mapping.lines[key] = line
+        mapping.lines[key] = key_node.start_mark.line + 1
         mapping[key] = loader.construct_object(value_node, deep=True)
 
 
@@ -68,34 +134,109 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 _Loader.add_constructor("tag:yaml.org,2002:seq", _construct_sequence)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes; raises InputError where there is no such file."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise InputError("no such file", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+
+
 def load(path: Path) -> Any:
     """Parse a YAML file into Mapping, Sequence and scalars.
 
     Raises InputError with file and line: missing file, bad bytes (NUL, tab indent), bad syntax, duplicate keys.
     """
-    try:
-        text = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError("no such file", file=path) from None
-    return parse(text, path)
+    return parse(read_bytes(path), path)
 
 
 def parse(text: bytes, path: Path) -> Any:
     """Parse the text of a YAML file; `path` is only what errors call it."""
+    with _no_garbage_collection(), _as_input_errors(path, text):
+        loader, node = _compose(text, path)
+        return None if node is None else loader.construct_document(node)
+
+
+def parse_lazily(text: bytes, path: Path) -> Any:
+    """Parse like `parse`, but return a top-level mapping as Sections and a top-level list as Items."""
+    with _no_garbage_collection(), _as_input_errors(path, text):
+        loader, node = _compose(text, path)
+        if isinstance(node, yaml.MappingNode):
+            return Sections(loader, node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return Items(loader, node, path)
+        return None if node is None else loader.construct_document(node)
+
+
+def _compose(text: bytes, path: Path) -> tuple[_Loader, yaml.Node | None]:
+    if (at := text.find(b"\0")) >= 0:
+        # libyaml names no line for it.
+        raise InputError("NUL byte", file=path, line=text.count(b"\n", 0, at) + 1, do="remove it")
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is not None:
+        _refuse_duplicate_keys(node, path)
+    return loader, node
+
+
+def _refuse_duplicate_keys(root: yaml.Node, path: Path) -> None:
+    """Raise InputError for two equal keys in one mapping: YAML keeps the last, so the other setting is lost."""
+    nodes: list[Any] = [root]
+    # An alias leads to the same node again, and a node that holds itself would never end.
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        inner = node.value
+        if type(node) is yaml.MappingNode:
+            if len({key.value for key, _ in inner if type(key) is yaml.ScalarNode}) < len(inner):
+                _raise_for_duplicate(node, path)
+            nodes += [value for _, value in inner if type(value) is not yaml.ScalarNode]
+        elif type(node) is yaml.SequenceNode:
+            nodes += [value for value in inner if type(value) is not yaml.ScalarNode]
+
+
+def _raise_for_duplicate(node: yaml.MappingNode, path: Path) -> None:
+    first: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        line = key.start_mark.line + 1
+        if (key.tag, key.value) in first:
+            found = f"duplicate key {key.value!r} again; first on line {first[key.tag, key.value]}"
+            raise InputError(found, file=path, line=line, do="keep one of the two")
+        first[key.tag, key.value] = line
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold the collector back: it would walk the growing tree of nodes again and again, for half of the parse time."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with positions
-    except _DuplicateKey as error:
-        raise InputError(
-            f"duplicate {error.problem}", file=path, line=_line(error.problem_mark), do="keep one of the two"
-        ) from None
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _as_input_errors(path: Path, text: bytes = b"") -> Iterator[None]:
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
-        raise InputError(
-            f"not YAML: {error.problem or error.context}",
-            file=path,
-            line=_line(error.problem_mark or error.context_mark),
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not YAML: {error}", file=path) from None
+        line = _line(error.problem_mark or error.context_mark)
+        lines = text.splitlines()
+        tabbed = line is not None and line <= len(lines) and b"\t" in lines[line - 1]
+        hint = "the line holds a tab: indent with spaces" if tabbed else None
+        raise InputError(f"not YAML: {error.problem or error.context}", file=path, line=line, do=hint) from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
+        # ValueError and TypeError: a date that is none (2026-02-31), a mapping as a key.
+        raise InputError(f"not YAML: {' '.join(str(error).split())}", file=path) from None
 
 
 def _line(mark: Any) -> int | None:

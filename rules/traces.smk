@@ -1,0 +1,19 @@
+"""READS a set's declaration in a point. WRITES results/traces/<set>-<hash>/: sessions and a manifest."""
+
+
+rule trace_set:
+    input:
+        point=lambda wildcards: ancient(
+            point_file(SWEEP.trace_sets[wildcards.trace_set])
+        ),
+    output:
+        "results/traces/{trace_set}/trace_set.json",
+    log:
+        "results/logs/traces/{trace_set}.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Prepare the trace set {wildcards.trace_set}"
+    shell:
+        "{PYTHON} -m workflow.parts traces {input.point:q} {SWEEP.config.traces:q} results/traces/{wildcards.trace_set}"
+        " > {log:q} 2>&1 || {{ cat {log:q} >&2; exit 1; }}"
