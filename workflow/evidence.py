@@ -202,7 +202,9 @@ def _sources(logs: Sequence[EngineLog], records: Records, window: Window | None)
     if not logs or window is None or not records.wall_clock:
         return None
     end = max(last_end(records), window.end_ns or 0)
-    found = logs[0].sources(window.start_ns / 1e9, end / 1e9)
+    starts, prompts = records.start_ns / 1e9, np.nan_to_num(records.values["input_tokens"], nan=-1)
+    sent = [(float(at), int(prompt)) for at, prompt in zip(starts, prompts, strict=True)] if logs[0].tasks else []
+    found = logs[0].sources(window.start_ns / 1e9, end / 1e9, sent)
     return found if found is not None and found.tasks else None
 
 
