@@ -231,10 +231,16 @@ def _accounting(records: Records) -> dict[str, Value]:
     }
 
 
+def first_token_ns(records: Records) -> Floats:
+    """Return when each request's first token came; its start where the time to first token is unknown or infinite."""
+    ttft = np.nan_to_num(records.values["ttft_s"], nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(records.start_ns + ttft * 1e9, dtype=np.float64)
+
+
 def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
     """Return output tokens made in a stretch of time: the first at the first token, the rest evenly until the end."""
     tokens = np.nan_to_num(records.values["output_tokens"])
-    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    first = first_token_ns(records)
     length = np.maximum(records.end_ns - first, 1.0)
     overlap = np.minimum(records.end_ns, stop_ns) - np.maximum(first, start_ns)
     inside = np.clip(overlap / length, 0.0, 1.0)
@@ -262,7 +268,7 @@ def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
         reason = "no profiled request" if window is None else "the requested duration is not known"
         return values | {name: missing(reason) for name in steady}
     start, end, seconds = window.start_ns, window.end_ns, window.duration_s
-    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    first = first_token_ns(records)
     prompts = float(np.nansum(np.where((first >= start) & (first < end), records.values["input_tokens"], 0.0)))
     made = output_tokens_between(records, start, end)
     for side, tokens in {"input": prompts, "output": made, "total": prompts + made}.items():
