@@ -13,7 +13,7 @@ START_S = 1_796_000_000.0
 
 
 class Attempt:
-    """An attempt's folder with an aiperf replay of 100 good requests over a 100 s window; change what a test is about."""
+    """An attempt's folder with an aiperf replay of 100 good requests over 100 s; change what a test is about."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
