@@ -23,7 +23,7 @@ def test_a_clean_attempt_is_ok(attempt):
     assert reasons(attempt) == {}
 
 
-def test_G28_X28_nine_percent_errors_pass_only_with_inferencex_limit(attempt):
+def test_X28_nine_percent_errors_pass_only_with_inferencex_limit(attempt):
     error = {"type": "ServerDisconnectedError", "message": "gone"}
     for i in range(9):
         attempt.records[i * 10] = attempt.record(at=i * 10, seconds=0.1, error=error)

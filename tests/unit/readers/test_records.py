@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -127,8 +128,8 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
         "warmup": lambda i: json.dumps(make(at=i, seconds=1, benchmark_phase="warmup")),
         "warmup failed": lambda i: json.dumps(make(at=i, seconds=1, benchmark_phase="warmup", error="x")),
         "torn": lambda i: json.dumps(make(at=i, seconds=1))[: 40 + i],
-        "foreign": lambda i: '{"hello": 1}',
-        "blank": lambda i: "  ",
+        "foreign": lambda _: '{"hello": 1}',
+        "blank": lambda _: "  ",
     }
     path = tmp_path_factory.mktemp("rows") / "r.jsonl"
     path.write_text("\n".join(lines[row](i) for i, row in enumerate(rows)))
@@ -138,7 +139,7 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
         assert count == rows.count(row)
     size = path.stat().st_size
     cuts = [size * part // processes for part in range(processes + 1)]
-    parts = [module._read_part(path, a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    parts = [module._read_part(path, a, b) for a, b in itertools.pairwise(cuts)]
     joined = module._joined(parts)
     assert [getattr(joined, count) for count in module.COUNTS] == [getattr(whole, count) for count in module.COUNTS]
     assert joined.start_ns.tolist() == whole.start_ns.tolist()

@@ -11,13 +11,14 @@ def read(tmp_path, text):
 
 def task(at, number, prompt, cached, restored=False, lookup=True):
     stamp = f"0.{at:02d}.000.000 I "
+    slot = f"{stamp}slot   operator(): id  0 | task {number} | "
     lines = [f"{stamp}srv  get_availabl: updating prompt cache"] if lookup else []
     lines += [f"{stamp}srv          load:  - found better prompt with f_keep = 0.9, f_sim = 0.9"] if restored else []
     lines += [
         f"{stamp}slot launch_slot_: id  0 | task {number} | processing task, is_child = 0",
-        f"{stamp}slot   operator(): id  0 | task {number} | new prompt, n_ctx_slot = 8192, n_keep = 0, task.n_tokens = {prompt}",
-        f"{stamp}slot   operator(): id  0 | task {number} | cached n_tokens = {cached}, memory_seq_rm [{cached}, end)",
-        f"{stamp}slot   operator(): id  0 | task {number} | cached n_tokens = {prompt}, memory_seq_rm [{prompt}, end)",
+        f"{slot}new prompt, n_ctx_slot = 8192, n_keep = 0, task.n_tokens = {prompt}",
+        f"{slot}cached n_tokens = {cached}, memory_seq_rm [{cached}, end)",
+        f"{slot}cached n_tokens = {prompt}, memory_seq_rm [{prompt}, end)",
     ]
     return "\n".join(lines) + "\n"
 
