@@ -334,8 +334,28 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     return values
 
 
+FAST_REPEAT = 0.3
+"""Later turns repeat the turns before them and are longer; a TTFT this far below the first turn's needs a cache."""
+
+
+def hits_elsewhere(evidence: Evidence) -> bool:
+    """Say whether an engine that counts no cached token contradicts its own answers, or their times.
+
+    Some engines export a hit counter that stays 0 for ever; 0 would then be a wrong number, not a low one.
+    """
+    share = evidence.client_cached_share
+    if share is not None:
+        return share > 0.01
+    records = evidence.records
+    first, later = (records.values["ttft_s"][mask] for mask in (records.turn == 0, records.turn > 0))
+    first, later = positive(first), positive(later)
+    return first.size >= 10 and later.size >= 10 and bool(np.median(later) < FAST_REPEAT * np.median(first))
+
+
 def why_not_split(evidence: Evidence) -> str | None:
-    """Say what is missing for the split by tier of an engine that tells it in its log only."""
+    """Say why an engine's split by tier is not to be had: its counter is suspect, or its log lacks something."""
+    if evidence.amount("tokens_from_device") == 0 and hits_elsewhere(evidence):
+        return "the engine counts no cached token, its answers or their times say otherwise: the counter is suspect"
     log = evidence.log
     if log is None or not (log.tasks or log.restored_from_host):
         return None
@@ -367,7 +387,9 @@ def prompt_tokens_by_source(
         if computed is None and prompt is not None:
             tiers["computed"] = prompt - cached
         known = sum(value for value in tiers.values() if value is not None)
-        return (prompt or known), tiers, cached
+        if cached > 0 or not hits_elsewhere(evidence):
+            return (prompt or known), tiers, cached
+        tiers = dict.fromkeys(TIERS)
     if evidence.sources is not None:
         found = evidence.sources
         tiers |= {"device": float(found.device), "host": float(found.host), "computed": float(found.computed)}
@@ -380,6 +402,8 @@ def prompt_tokens_by_source(
         tiers["computed"] = prompt - cached
         return prompt, tiers, cached
     cached_found, prompt_found = evidence.amount("tokens_cached"), evidence.amount("prompt_tokens")
+    if cached_found == 0 and hits_elsewhere(evidence):
+        cached_found = None
     if cached_found is not None and prompt_found is None and computed is not None:
         prompt_found = cached_found + computed
     if cached_found is not None and prompt_found is not None:
