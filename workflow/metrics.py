@@ -150,12 +150,13 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values.update(_throughput(evidence, context))
     values.update(_prompt_sources(evidence))
     values.update(_server(evidence, context))
+    values.update(_power(evidence, context, values))
     loaded = evidence.traces_loaded or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
         missing("the run did not record it") if context.startup_s is None else Value(value=context.startup_s)
     )
-    return {name: values.get(name, missing("no power samples")) for name in DEFINITIONS}
+    return {name: values[name] for name in DEFINITIONS}
 
 
 def _statistic(data: Floats, name: str) -> Value:
@@ -442,6 +443,25 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
     values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)
     values["host_memory_max_bytes"] = plain("resident_bytes")
     return values
+
+
+def _power(evidence: Evidence, context: Context, values: dict[str, Value]) -> dict[str, Value]:
+    """Return power and energy over the steady window."""
+    names = ("power_mean_w", "energy_j_per_output_token", "energy_j_per_total_token")
+    window, power = evidence.window, evidence.power
+    if power is None or window is None or window.duration_s is None:
+        return dict.fromkeys(names, missing("no power samples" if power is None else "the window is not known"))
+    if len(power.gpus) != context.gpus:
+        return dict.fromkeys(names, missing(f"{len(power.gpus)} GPUs were sampled, {context.gpus} served"))
+    start = window.start_ns / 1e9
+    energy = power.energy_j(start, start + window.duration_s)
+    if isinstance(energy, str):
+        return dict.fromkeys(names, missing(energy))
+    found = {"power_mean_w": ratio(energy, window.duration_s, "")}
+    for side in ("output", "total"):
+        tokens = values[f"{side}_tok_per_s_per_gpu"].numerator
+        found[f"energy_j_per_{side}_token"] = ratio(energy, tokens, "no token in the window")
+    return found
 
 
 # --------------------------------------------------------------------------------------------- command line

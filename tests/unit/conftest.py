@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 START_S = 1_796_000_000.0
-"""Start of the profiling phase in every written folder, Unix seconds: 2026-11-30 07:33:20 UTC."""
+"""Start of the profiling phase in every written folder, Unix seconds: 2026-11-30 00:53:20 UTC."""
 
 
 class Attempt:
@@ -25,8 +25,8 @@ class Attempt:
             "aiperf_version": "0.13.0",
             "was_cancelled": False,
             "is_complete": True,
-            "start_time": "2026-11-30T07:33:20",
-            "end_time": "2026-11-30T07:35:00",
+            "start_time": "2026-11-30T00:53:20",
+            "end_time": "2026-11-30T00:55:00",
             "input_config": {"phases": [{"kind": "profiling", "duration": 100.0, "concurrency": 4}]},
             "theoretical_prefix_cache_hit": {"unit": "%", "avg": 90.0, "count": 1000, "sum": 900},
         }
