@@ -72,7 +72,7 @@ PARALLEL_BYTES = 64_000_000
 """Below this, starting processes costs more than it saves."""
 
 COLUMNS = (
-    *("start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
+    *("request_key", "start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
     *("other_start_ns", "other_end_ns"),
 )
 COUNTS = (
@@ -85,6 +85,8 @@ COUNTS = (
 class Records:
     """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
 
+    request_key: Integers
+    """A hash of each profiled request's id, answered or not; the client gives every request an id of its own."""
     # -- of successful profiled requests
     start_ns: Integers
     end_ns: Integers
@@ -120,6 +122,11 @@ class Records:
     last_warmup_end_ns: int | None = None
     wall_clock: bool = True
     """False where times count from the client's own start, so that they cannot be laid over the server's."""
+
+    @property
+    def repeated(self) -> int:
+        """Profiled lines that repeat the request id of another line."""
+        return int(self.request_key.size - np.unique(self.request_key).size)
 
     @property
     def total(self) -> int:
@@ -244,6 +251,7 @@ class _Table:
     """Columns that grow by one record at a time."""
 
     def __init__(self) -> None:
+        self.keys = array("q")
         self.start, self.end = array("q"), array("q")
         self.turn, self.depth, self.session, self.conversation = array("i"), array("i"), array("i"), array("i")
         self.lag = array("d")
@@ -289,8 +297,10 @@ class _Table:
             self.counts["warmup_failed" if error or metadata.get("was_cancelled") else "warmup"] += 1
             self.last_warmup_end = max(end, self.last_warmup_end or end)
         elif error or metadata.get("was_cancelled") or metadata.get("context_overflow_skip"):
+            self._key(metadata)
             self._unanswered(start, end, error, cancelled=bool(metadata.get("was_cancelled")))
         else:
+            self._key(metadata)
             row = self._values(data.get("metrics") or {})
             turn, depth = int(metadata.get("turn_index") or 0), int(metadata.get("agent_depth") or 0)
             credit = metadata.get("credit_issued_ns")
@@ -301,6 +311,11 @@ class _Table:
             # Nothing is appended before the whole row is known: a row that fails half-way would shift the columns.
             self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
         self.traces.add(str(metadata.get("source_trace_id") or conversation.partition("::")[0]))
+
+    def _key(self, metadata: dict[str, Any]) -> None:
+        identity = metadata.get("x_request_id")
+        if identity is not None:
+            self.keys.append(hash(identity))
 
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
@@ -357,6 +372,7 @@ class _Table:
 
     def finish(self) -> Records:
         return Records(
+            request_key=_integers(self.keys),
             start_ns=_integers(self.start),
             end_ns=_integers(self.end),
             lag_s=_floats(self.lag),
