@@ -66,7 +66,9 @@ FLAT: Mapping[str, str] = {
     "cached_tokens": "cached_tokens",
 }
 
+READ = tuple(METRICS.values())
 PLAIN = frozenset((float, int))
+LATEST_NS, MOST = 2**61, 2**31
 
 PARALLEL_BYTES = 64_000_000
 """Below this, starting processes costs more than it saves."""
@@ -286,6 +288,8 @@ class _Table:
 
     def _client_record(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         start, end = int(metadata["request_start_ns"]), int(metadata["request_end_ns"])
+        if not (-LATEST_NS < start < LATEST_NS and -LATEST_NS < end < LATEST_NS):
+            raise ValueError("a time is too large for its column")
         error = data.get("error")
         conversation = str(metadata.get("conversation_id", ""))
         warmup = metadata.get("benchmark_phase", "profiling") != "profiling"
@@ -319,13 +323,13 @@ class _Table:
 
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
-        for name, time in METRICS.values():
+        for name, time in READ:
             value: Any = metrics.get(name)
+            scale = 1e-3 if time else 1.0
             if type(value) is dict:
-                scale = SECONDS[value.get("unit")] if time else 1.0
+                if time and (unit := value.get("unit")) != "ms":
+                    scale = SECONDS[unit]
                 value = value.get("value")
-            else:
-                scale = 1e-3 if time else 1.0
             row.append(value * scale if type(value) in PLAIN else number(value) * scale)
         return row
 
@@ -333,6 +337,8 @@ class _Table:
         self.wall_clock = False
         session = str(data["session"])
         start_s, latency_s = number(data.get("start")), number(data.get("latency"))
+        if abs(start_s) > LATEST_NS / 1e9 or abs(latency_s) > LATEST_NS / 1e9:
+            raise ValueError("a time is too large for its column")
         start = round(start_s * 1e9) if math.isfinite(start_s) else None
         if data.get("error"):
             self.counts["dropped_as_error"] += 1
@@ -357,10 +363,12 @@ class _Table:
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
     ) -> None:
+        start, end, turn, depth = numbers
+        if turn >= MOST or depth >= MOST:
+            raise ValueError("a number is too large for its column")
         self.succeeded += 1
         for append, value in zip(self.appends, row, strict=True):
             append(value)
-        start, end, turn, depth = numbers
         self.start.append(start)
         self.end.append(end)
         self.turn.append(turn)
