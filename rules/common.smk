@@ -5,8 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from workflow.config import load_config
 from workflow.contract import InputError
 from workflow.points import bill
@@ -40,7 +38,9 @@ def load_sweep():
     try:
         sweep = plan_sweep(load_config(files, workflow.config_settings.config))
     except InputError as error:
-        raise WorkflowError(str(error)) from None
+        # Not a WorkflowError: Snakemake would add where in its rules the error was raised, which helps nobody here.
+        print(error, file=sys.stderr)
+        sys.exit(1)
     # Jobs read this file too, some of them at the same time on other nodes; only the main process writes and speaks.
     if workflow.is_main_process:
         write_plan(sweep, Path("results"))
