@@ -296,12 +296,11 @@ def _in_file(data: Any, at: Location, location: Location) -> Location:
         data = data[step]
     kept: list[int | str] = []
     for i, part in enumerate(location):
-        known = isinstance(data, Mapping) and part in data
-        listed = isinstance(data, Sequence) and isinstance(part, int) and part < len(data)
-        if known or listed:
+        try:
             data = data[part]
-        elif i + 1 < len(location):
-            continue
+        except (KeyError, IndexError, TypeError):
+            if i + 1 < len(location):
+                continue
         kept.append(part)
     return tuple(kept)
 

@@ -153,8 +153,14 @@ def recorded(tmp_path):
             tar.add(file, file.name)
 
     def declare(**changes):
-        base = {"kind": "recorded", "path": "set.tar.gz", "source": "somewhere", "revision": "r1", "licence": "Apache-2.0",
-                "sha256": file_sha256(archive)}  # fmt: skip
+        base = {
+            "kind": "recorded",
+            "path": "set.tar.gz",
+            "source": "somewhere",
+            "revision": "r1",
+            "licence": "Apache-2.0",
+        }
+        base |= {"sha256": file_sha256(archive)}
         return RecordedTraces(**{**base, **changes})
 
     return declare
