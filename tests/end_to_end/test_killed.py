@@ -23,7 +23,7 @@ def test_a_killed_sweep_leaves_nothing_and_finishes_when_started_again(fresh, nu
     finally:
         end(sweep)
     wait_for(lambda: not marked_processes(), 30, f"the end of {marked_processes()}")
-    assert not list(fresh.results.glob("runs/*/lease.json"))
+    wait_for(lambda: not list(fresh.results.glob("runs/*/lease.json")), 30, "the end of the job itself")
     for path in fresh.runs():
         Run.read(path)
     measured = len(fresh.runs())

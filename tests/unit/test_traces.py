@@ -160,7 +160,7 @@ def recorded(tmp_path):
             "revision": "r1",
             "licence": "Apache-2.0",
         }
-        base |= {"sha256": file_sha256(archive)}
+        base |= {"revision": "r1", "licence": "Apache-2.0", "sha256": file_sha256(archive)}
         return RecordedTraces(**{**base, **changes})
 
     return declare
