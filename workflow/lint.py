@@ -132,7 +132,10 @@ def _link(entry: LoggedEntry, others: Sequence[LoggedEntry]) -> Iterator[PlanFin
     link = entry.entry.pr_link
     line = entry.link_line if entry.description_lines else entry.line
     if not _PULL_REQUEST.fullmatch(link):
-        found, do = f"pr-link {link!r} names no pull request", "write https://<host>/<owner>/<repository>/pull/<number>"
+        found, do = (
+            f"pr-link {link!r} is not the address of a pull request",
+            "write https://<host>/<owner>/<repository>/pull/<number>",
+        )
         yield _finding(PlanCode.PLACEHOLDER_LINK, entry.file, line, found, do)
         return
     for other in others:
@@ -239,7 +242,7 @@ def _concurrencies(entry: LoggedEntry, line: int, text: str, rows: Sequence[AnyP
             has = ", ".join(str(conc) for conc in planned)
             whose = f" for {', '.join(sorted(arms))}" if arms and len(meant) < len(rows) else ""
             found = f"the description says conc {said}{whose}, and the search space has [{has}]"
-            do = f"mend {'it' if len(strange) == 1 else 'them'}: {', '.join(map(str, strange))} is not measured"
+            do = f"nothing measures {', '.join(map(str, strange))}: mend the description or the search space"
             yield _finding(PlanCode.DESCRIBED_CONCURRENCY, entry.file, line, found, do)
 
 
@@ -301,7 +304,9 @@ def _images(entry: LoggedEntry, line: int, text: str, rows: Sequence[AnyPlanned]
     used = {item.row.image.replace("#", "/") for item in rows}
     said = [match[0] for match in _IMAGE.finditer(text)]
     same = [image for image in said if any(image.rpartition(":")[0] == name.rpartition(":")[0] for name in used)]
-    if same and not any(name.endswith(image) or image in name for image in same for name in used):
+    # "from repository:old to new" names the new tag alone.
+    named = any(image in name or name.rpartition(":")[2] in text for image in same for name in used)
+    if same and not named:
         found = f"the description says image {same[-1]}, and the search space {', '.join(sorted(used))}"
         yield _finding(PlanCode.DESCRIBED_IMAGE, entry.file, line, found, "mend the description or image")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from workflow import yamlfile
-from workflow.changelog import LoggedEntry, changes_of_texts
+from workflow.changelog import LoggedEntry, changes_of_texts, load_changelog
 from workflow.contract import InputError
-from workflow.inferencex_matrix import Configs, configs_of, inferencex_matrix
+from workflow.inferencex_matrix import configs_of, inferencex_matrix
 from workflow.lint import lint, lint_text
 from workflow.rows import (
     SCENARIOS,
@@ -32,9 +32,11 @@ from workflow.rows import (
 )
 from workflow.searchspace import (
     Component,
+    Configs,
     Hardware,
     Master,
     Runners,
+    configs_at,
     dram_budget_gb,
     load_master,
     load_runners,
@@ -43,6 +45,7 @@ from workflow.searchspace import (
 
 __all__ = [
     "Component",
+    "Configs",
     "Expansion",
     "Hardware",
     "Master",
@@ -50,6 +53,7 @@ __all__ = [
     "PlannedRow",
     "Row",
     "Runners",
+    "configs_at",
     "dram_budget_gb",
     "expand",
     "load_master",
@@ -175,9 +179,10 @@ def _own(base: Path, head: Path) -> dict[str, Any]:
     configs, before = configs_of(head), configs_of(base)
     expansion = expand(added, configs.master, configs.runners, before)
     log = head / "perf-changelog.yaml"
+    everything: list[PlannedRow | NotRunnable] = [*expansion.rows, *expansion.not_runnable]
     findings = [
         *lint_text(log, yamlfile.read_bytes(log)),
-        *lint(added, configs.master, configs.runners, expansion.rows),
+        *lint(added, configs.master, configs.runners, everything, load_changelog(log)),
     ]
     return {
         "changes": [{"kind": change.kind, "message": change.message} for change in found],
@@ -193,7 +198,7 @@ def _own(base: Path, head: Path) -> dict[str, Any]:
             {"conc": list(concurrencies(item.row)), "entry": item.entry.title, "origin": item.origin, "why": item.why}
             for item in expansion.not_runnable
         ],
-        "findings": [finding.model_dump(mode="json") for finding in findings],
+        "findings": [{**finding.model_dump(mode="json"), "message": finding.message} for finding in findings],
     }
 
 

@@ -1,0 +1,22 @@
+"""Fixtures that several tests use."""
+
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """Return the checkout."""
+    return PROJECT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Return the reference data beside the checkout; a test that needs it is skipped without."""
+    folder = PROJECT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the shared reference data is not beside this checkout")
+    return folder
