@@ -138,6 +138,8 @@ class Cluster(Strict):
 
     launcher: Literal["bare"]
     """How a service's command is started on a node."""
+    cores_per_point: Positive | None = None
+    """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
     model_paths: dict[str, str] = {}
     """Where the nodes keep a checkpoint: model name -> folder. A model that is not here is made by the workflow."""
 
@@ -198,6 +200,8 @@ class GeneratedTraces(Strict):
     """All token counts and times are divided by this, so that a small engine can replay the set."""
     think_time_cap_s: PositiveSeconds
     """Longest pause between two turns, before scaling."""
+    subagent_share: Share = 17 / 710
+    """Share of sessions that start a sub-agent; as recorded by default."""
 
 
 class RecordedTraces(Strict):

@@ -61,6 +61,14 @@ class Reason(StrEnum):
     COUNTER_RESET = "counter_reset"
     VERSION_MISMATCH = "version_mismatch"
     TRACES_MISSING = "fewer_traces_than_declared"
+    WARMUP_NOT_DRAINED = "warmup_not_drained"
+    COVERAGE = "server_activity_ends_early"
+    COPY_RATE_ABOVE_BUS = "copy_rate_above_bus"
+    CLIENT_BOUND = "client_bound"
+    CLIENT_DISAGREES = "client_summary_disagrees"
+    TOKENS_DISAGREE = "server_and_client_tokens_disagree"
+    KV_INTEGRITY = "kv_integrity"
+    DEGRADED = "offload_degraded"
 
 
 class Strict(BaseModel):
@@ -124,7 +132,7 @@ class Document(Strict):
 
     def to_json(self) -> str:
         """Return the file's text: sorted keys, no NaN (a value that was not measured is null)."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json", by_alias=True)
         return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from workflow.config import Replay, TraceSet
+from workflow.config import MadeModel, Replay, TraceSet
 from workflow.contract import Document, InputError, Strict, digest
 from workflow.matrix import PlannedRow, Row
 from workflow.plans import backend_name
@@ -52,6 +52,8 @@ class Point(Document):
     gpus: int
     row: Row
     plan: ServePlan
+    made_model: dict[str, Any] | None
+    """Declaration of a model that the workflow makes itself; None: a checkpoint that exists elsewhere."""
     trace: TraceIdentity
     replay: Replay
     protocol: int
@@ -64,7 +66,14 @@ class Point(Document):
         return self.costs.startup_s + self.costs.warmup_s + self.replay.duration_s + self.replay.grace_s
 
 
-def make_point(planned: PlannedRow, plan: ServePlan, costs: Costs, trace: TraceIdentity, replay: Replay) -> Point:
+def make_point(
+    planned: PlannedRow,
+    plan: ServePlan,
+    costs: Costs,
+    trace: TraceIdentity,
+    replay: Replay,
+    made_model: MadeModel | None,
+) -> Point:
     """Put a point together and name it.
 
     The id is a readable prefix and 10 hex digits of the sha256 of everything that the measurement depends on. Where
@@ -74,7 +83,13 @@ def make_point(planned: PlannedRow, plan: ServePlan, costs: Costs, trace: TraceI
     rows = row.model_dump(mode="json")
     # InferenceX's own name and window of the row are not what runs here.
     identity_row = {name: value for name, value in rows.items() if name not in ("exp_name", "duration")}
-    setting = {"trace": trace.model_dump(mode="json"), "replay": replay.model_dump(mode="json"), "protocol": PROTOCOL}
+    made = None if made_model is None else made_model.model_dump(mode="json")
+    setting = {
+        "made_model": made,
+        "trace": trace.model_dump(mode="json"),
+        "replay": replay.model_dump(mode="json"),
+        "protocol": PROTOCOL,
+    }
     identity = {"row": identity_row, "plan": plan.model_dump(mode="json"), **setting}
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
     arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
@@ -91,6 +106,7 @@ def make_point(planned: PlannedRow, plan: ServePlan, costs: Costs, trace: TraceI
         gpus=row.gpus,
         row=row,
         plan=plan,
+        made_model=made,
         trace=trace,
         replay=replay,
         protocol=PROTOCOL,

@@ -1,7 +1,6 @@
 """llama.cpp's host prompt cache: the state of a slot is saved to RAM when another prompt takes the slot."""
 
-from workflow.matrix import Row
-from workflow.serving import Arm, Proof
+from workflow.serving import Arm, Proof, Situation
 
 MIB = 1_048_576
 
@@ -10,11 +9,11 @@ class LlamaCppRam:
     """`--cache-ram` is in MiB while budgets are decimal GB: 1 GB is 953 MiB."""
 
     name = "llamacpp-ram"
-    engines = ("llamacpp",)
+    option_blocks = ()
 
-    def arm(self, row: Row) -> Arm:
+    def arm(self, situation: Situation) -> Arm:
         """Return the arm: the point's whole budget as prompt cache, proven by its size and by restored prompts."""
-        size_mib = row.total_cpu_dram_gb * 1_000_000_000 // MIB
+        size_mib = situation.tier_bytes // MIB
         on = Proof(
             name="host-cache-on",
             service="engine",

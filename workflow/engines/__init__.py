@@ -4,11 +4,15 @@ To add one: write `<name>.py` with an object that fits `Engine`, and name it in 
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+from workflow.engines.atom import Atom
 from workflow.engines.llamacpp import LlamaCpp
+from workflow.engines.sglang import SGLang
+from workflow.engines.trtllm import TrtLlm
+from workflow.engines.vllm import Vllm
 from workflow.matrix import Row
-from workflow.serving import Argv, Env, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Env, Service, VersionProbe
 
 
 class Engine(Protocol):
@@ -19,8 +23,15 @@ class Engine(Protocol):
         """Return the `framework` of a search space."""
         ...
 
-    def service(self, row: Row, argv: Argv, env: Env) -> Service:
-        """Return the engine's service for a row, from the recipe's and the backend's arguments."""
+    def service(self, row: Row, argv: Argv, env: Env, distributions: tuple[str, ...]) -> Service:
+        """Return the engine's service for a row, from the recipe's and the backend's arguments.
+
+        `distributions` are those whose versions the process prints before it serves, for the backend's version probes.
+        """
+        ...
+
+    def config_file(self, config: Mapping[str, Any]) -> ConfigFile | None:
+        """Return the engine's configuration file, or None for an engine that is configured by its argv alone."""
         ...
 
     def versions(self, row: Row) -> tuple[VersionProbe, ...]:
@@ -32,4 +43,4 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (LlamaCpp(),)}
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Vllm(), SGLang(), TrtLlm(), Atom(), LlamaCpp())}

@@ -1,7 +1,10 @@
 """llama.cpp's own HTTP server, embedded through the xllamacpp wheel."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from workflow.matrix import Row
-from workflow.serving import Argv, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
 
 
 class LlamaCpp:
@@ -9,8 +12,8 @@ class LlamaCpp:
 
     name = "llamacpp"
 
-    def service(self, row: Row, argv: Argv, env: Env) -> Service:
-        """Return the engine's service; `argv` are llama-server's own flags."""
+    def service(self, row: Row, argv: Argv, env: Env, distributions: tuple[str, ...]) -> Service:
+        """Return the engine's service; `argv` are llama-server's own flags. It prints its version by itself."""
         fixed = ("--model", "<path:model>", "--alias", row.model, "--host", "127.0.0.1", "--port", "<port:engine>")
         return Service(
             name="engine",
@@ -20,6 +23,10 @@ class LlamaCpp:
             environment="llamacpp",
             probe=Probe(port="engine", path="/health", deadline_s=60.0),
         )
+
+    def config_file(self, config: Mapping[str, Any]) -> ConfigFile | None:
+        """None: llama-server is configured by its argv."""
+        return None
 
     def versions(self, row: Row) -> tuple[VersionProbe, ...]:
         """The version is the tag of the search space's image, `xllamacpp:<version>`."""

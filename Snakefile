@@ -1,0 +1,53 @@
+"""Offload Sweep: changelog -> points -> runs -> metrics -> comparison -> figures and report.
+
+A table of contents. Each stage is one file in rules/, one module in workflow/ and one folder in results/.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+include: "rules/common.smk"
+
+
+SWEEP = load_sweep()
+
+
+wildcard_constraints:
+    point=any_of(SWEEP.points),
+    trace_set=any_of(SWEEP.traces),
+    model=any_of(SWEEP.models),
+    environment=any_of(ENVIRONMENTS),
+    figure=any_of(FIGURES),
+
+
+include: "rules/environments.smk"
+include: "rules/traces.smk"
+include: "rules/models.smk"
+include: "rules/points.smk"
+include: "rules/runs.smk"
+include: "rules/metrics.smk"
+include: "rules/comparison.smk"
+include: "rules/figures.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        "results/plan.tsv",
+        # Every point's run by name: a table alone would not bring back one that was deleted.
+        collect("results/runs/{point}/run.json", point=wanted_points()),
+        "results/metrics.csv",
+        "results/metrics.parquet",
+        "results/comparison.csv",
+        "results/summary.md",
+        collect("results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")),
+
+
+onstart:
+    show_bill()
+
+
+onsuccess:
+    print_file("results/summary.md")

@@ -1,0 +1,19 @@
+"""READS results/metrics.parquet and the requests of each point. WRITES results/comparison.csv and results/summary.md."""
+
+
+rule comparison:
+    input:
+        module="workflow/comparison.py",
+        table="results/metrics.parquet",
+        requests=collect("results/metrics/{point}.requests.parquet", point=wanted_points()),
+    output:
+        comparison="results/comparison.csv",
+        summary="results/summary.md",
+    log:
+        "results/logs/comparison.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Compare the arms"
+    script:
+        "../scripts/compare.py"

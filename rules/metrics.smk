@@ -1,0 +1,39 @@
+"""READS results/runs/<point>/run.json and its artefacts. WRITES results/metrics/<point>.* and results/metrics.{csv,parquet}."""
+
+
+rule point_metrics:
+    input:
+        modules=METRICS_MODULES,
+        point=ancient("results/points/{point}.json"),
+        run="results/runs/{point}/run.json",
+    output:
+        metrics="results/metrics/{point}.json",
+        requests="results/metrics/{point}.requests.parquet",
+    log:
+        "results/logs/metrics/{point}.log",
+    params:
+        limits=SWEEP.config.limits.model_dump_json(),
+    conda:
+        "../environment.yml"
+    message:
+        "Judge {wildcards.point}"
+    script:
+        "../scripts/point_metrics.py"
+
+
+rule metrics:
+    input:
+        modules=METRICS_MODULES,
+        points=collect("results/points/{point}.json", point=SWEEP.points),
+        metrics=collect("results/metrics/{point}.json", point=wanted_points()),
+    output:
+        csv="results/metrics.csv",
+        parquet="results/metrics.parquet",
+    log:
+        "results/logs/metrics.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Join the metrics of all points"
+    script:
+        "../scripts/metrics_table.py"

@@ -1,0 +1,13 @@
+"""Join the metrics of all planned points into one table."""
+
+from pathlib import Path
+
+from workflow.measured import sweep_table
+from workflow.metrics import PointMetrics
+from workflow.points import Point
+
+points = [Point.read(Path(path)) for path in snakemake.input.points]
+metrics = [PointMetrics.read(Path(path)) for path in snakemake.input.metrics]
+table = sweep_table(points, {one.point: one for one in metrics}, Path("results/failures"))
+table.to_csv(snakemake.output.csv, index=False)
+table.to_parquet(snakemake.output.parquet, index=False)

@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = "workflow/versioned.py"
+
+
+def run(project, *arguments):
+    command = [sys.executable, str(project / SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_it_prints_installed_versions_and_becomes_the_command(project):
+    done = run(project, "pytest", "none=no-such-thing,pytest", "gone", "--", sys.executable, "-c", "print('served')")
+    version = pytest.__version__
+    assert done.stdout.splitlines() == [
+        f"version of pytest is {version}",
+        f"version of none is {version}",
+        "version of gone is not-installed",
+        "served",
+    ]
+    assert done.returncode == 0
+
+
+def test_the_commands_exit_status_is_the_services(project):
+    assert run(project, "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+
+
+def test_a_command_that_is_not_there_is_one_line_and_not_a_traceback(project):
+    done = run(project, "--", "no-such-command-here")
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot start no-such-command-here: ")
+
+
+def test_without_a_command_the_usage_is_printed(project):
+    assert "usage" in run(project, "vllm").stderr

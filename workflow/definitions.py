@@ -1,0 +1,250 @@
+"""What every metric means: name, unit, formula, source, smallest sample; docs/definitions.md is made of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from workflow.contract import Strict
+
+# Raised when a formula changes, so that numbers of two definitions are never put on one axis.
+DEFINITION_VERSION = 1
+
+Better = Literal["lower", "higher"]
+
+# A percentile needs two requests beyond it, else it is the maximum under another name: n * (1 - p) >= 2.
+MINIMUM_SAMPLES: Mapping[str, int] = {"mean": 1, "p50": 1, "p90": 20, "p95": 40, "p99": 200}
+PERCENTILES: Mapping[str, float] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+
+
+class Definition(Strict):
+    """One metric."""
+
+    name: str
+    unit: str
+    formula: str
+    source: str
+    """Artefact that the numbers are read from."""
+    minimum_samples: int
+    """Fewer requests than this give null."""
+    since: int
+    """Definition version in which the formula got its present meaning."""
+    better: Better | None
+
+
+class Value(Strict):
+    """One metric of one point. Null is not zero: a value that was not measured says why."""
+
+    value: float | None
+    null_reason: str | None = None
+    samples: int | None = None
+    """Requests behind a statistic."""
+    numerator: float | None = None
+    """For rates and shares."""
+    denominator: float | None = None
+
+
+def missing(reason: str, samples: int | None = None) -> Value:
+    """Return a value that was not measured."""
+    return Value(value=None, null_reason=reason, samples=samples)
+
+
+def ratio(numerator: float | None, denominator: float | None, reason: str) -> Value:
+    """Return numerator / denominator with both kept; null with `reason` where either is unknown or the latter is 0."""
+    if numerator is None or denominator is None:
+        return missing(reason)
+    if denominator <= 0:
+        return Value(value=None, null_reason="the denominator is 0", numerator=numerator, denominator=denominator)
+    return Value(value=numerator / denominator, numerator=numerator, denominator=denominator)
+
+
+RECORDS = "client records"
+SERVER = "server metrics"
+LATENCIES: Mapping[str, str] = {
+    "ttft": "time to first token of a request",
+    "e2e": "request start to last byte",
+    "itl": "the client's mean inter-token latency of a request; requests with < 2 output tokens have none",
+    "tpot": "(e2e - ttft) / (output tokens - 1) of a request; requests with < 2 output tokens have none",
+    "full_response_itl": "the client's inter-token latency over reasoning and answer (agentx-harness only)",
+}
+INTERACTIVITIES: Mapping[str, str] = {
+    "interactivity": "1 / the same statistic of itl, so p90 is the slow tail (InferenceX's intvty)",
+    "full_response_interactivity": "1 / the same statistic of full_response_itl",
+    "e2e_interactivity": "1 / the same statistic of e2e / output tokens (InferenceX's e2e_norm_intvty)",
+}
+TIERS: Mapping[str, str] = {
+    "device": "the engine's own device cache",
+    "host": "host memory, or whatever is behind a connector that does not tell its tiers apart",
+    "storage": "disk or remote storage, where the engine tells it from host memory",
+    "peer": "another engine, where the engine tells it apart",
+    "computed": "nowhere: they were computed",
+}
+STEADY = (
+    "in the steady window, from the start of the profiling phase to the requested duration: a prompt counts at its "
+    "first token, output tokens count evenly between first token and end"
+)
+
+
+def _definitions() -> Iterator[Definition]:
+    def one(
+        name: str, unit: str, formula: str, source: str, better: Better | None = None, *, least: int = 0
+    ) -> Definition:
+        return Definition(
+            name=name, unit=unit, formula=formula, source=source, minimum_samples=least, since=1, better=better
+        )
+
+    for prefix, formula in LATENCIES.items():
+        for statistic, least in MINIMUM_SAMPLES.items():
+            text = f"{statistic} over successful profiled requests of: {formula}"
+            yield one(f"{prefix}_{statistic}_s", "s", text, RECORDS, "lower", least=least)
+    for prefix, formula in INTERACTIVITIES.items():
+        for statistic, least in MINIMUM_SAMPLES.items():
+            yield one(f"{prefix}_{statistic}_tok_per_s", "tokens/s/user", formula, RECORDS, "higher", least=least)
+    for side in ("input", "output"):
+        for statistic in ("mean", "p50", "p90"):
+            text = f"{statistic} of the {side} tokens of successful profiled requests"
+            yield one(f"{side}_tokens_{statistic}", "tokens", text, RECORDS, least=MINIMUM_SAMPLES[statistic])
+    for side in ("input", "output", "total"):
+        name, unit = "tok_per_s_per_gpu", "tokens/s/GPU"
+        yield one(f"{side}_{name}", unit, f"{side} tokens {STEADY}; / seconds / GPUs", RECORDS, "higher")
+    for side in ("input", "output", "total"):
+        name, unit = "tok_per_s_per_gpu", "tokens/s/GPU"
+        text = f"all {side} tokens of successful profiled requests / (last end - first start) / GPUs"
+        yield one(f"inferencex_{side}_{name}", unit, text, RECORDS, "higher", least=1)
+    yield one("window_s", "s", "length of the steady window", "request, or the client's configuration")
+    yield one("inferencex_window_s", "s", "last end - first start of successful profiled requests", RECORDS, least=1)
+    yield one("drain_s", "s", "end of the steady window to the last end of a profiled request", RECORDS)
+    yield one(
+        "drain_output_tok_per_s_per_gpu", "tokens/s/GPU", "output tokens after the window / drain_s / GPUs", RECORDS
+    )
+    yield one(
+        "request_per_s",
+        "requests/s",
+        "successful requests that ended in the steady window / seconds",
+        RECORDS,
+        "higher",
+    )
+    yield one(
+        "achieved_concurrency_mean", "requests", "in-flight profiled request-seconds in the window / seconds", RECORDS
+    )
+    yield one("busy_share", "fraction", "seconds of the window with a profiled request in flight / seconds", RECORDS)
+    yield one(
+        "activity_span_share", "fraction", "seconds from window start to the last activity in it / seconds", RECORDS
+    )
+    yield one(
+        "client_lag_p95_s", "s", "p95 of request sent - credit issued inside the client", RECORDS, "lower", least=40
+    )
+    yield one("error_share", "fraction", "failed / (succeeded + failed) profiled requests", RECORDS, "lower")
+    yield one("cancelled_share", "fraction", "cancelled / all profiled requests", RECORDS)
+    yield one(
+        "zero_token_share", "fraction", "successful requests without an output token / successful", RECORDS, "lower"
+    )
+    yield one("unreadable_share", "fraction", "unreadable lines / all lines of the records", RECORDS, "lower")
+    for tier, where in TIERS.items():
+        better: Better | None = "lower" if tier == "computed" else None
+        yield one(
+            f"prompt_share_{tier}",
+            "fraction",
+            f"prompt tokens from {where} / all prompt tokens",
+            "server metrics, or the engine's log",
+            better,
+        )
+    yield one(
+        "cached_share",
+        "fraction",
+        "prompt tokens from any cache / all prompt tokens",
+        "server metrics, or client records",
+        "higher",
+    )
+    yield one(
+        "ceiling_share", "fraction", "prompt blocks that an endless cache would hold / prompt blocks", "client summary"
+    )
+    yield one(
+        "host_hit_share_of_misses",
+        "fraction",
+        "prompt tokens from host / prompt tokens not on the device (conditional)",
+        "server metrics, or the engine's log",
+        "higher",
+    )
+    yield one(
+        "store_hit_share_of_lookups",
+        "fraction",
+        "tokens hit / tokens looked up in the store, retries included (conditional)",
+        SERVER,
+    )
+    yield one(
+        "prefix_hit_share_of_attempts",
+        "fraction",
+        "prefix cache hits / queries; a waiting request counts at every scheduling attempt",
+        SERVER,
+    )
+    for direction in ("host", "device"):
+        yield one(f"transfer_to_{direction}_bytes", "bytes", f"KV bytes copied to the {direction}", SERVER)
+        yield one(
+            f"transfer_to_{direction}_s", "s", f"time of the copies to the {direction}, summed over ranks", SERVER
+        )
+        yield one(
+            f"copy_rate_to_{direction}_gb_per_s",
+            "GB/s",
+            f"transfer_to_{direction}_bytes / transfer_to_{direction}_s: one rank's rate while it copies",
+            SERVER,
+        )
+    yield one(
+        "preemptions", "requests", "requests that lost their device blocks and were queued again", SERVER, "lower"
+    )
+    yield one("device_kv_use_max_share", "fraction", "highest share of the device KV pool in use", SERVER)
+    yield one(
+        "device_kv_capacity_tokens",
+        "tokens",
+        "size of the device KV pool, last start only",
+        "server metrics, or the engine's log",
+    )
+    yield one("host_kv_use_max_share", "fraction", "highest fill of the host tier", SERVER)
+    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", SERVER)
+    yield one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
+    yield one("host_memory_max_bytes", "bytes", "highest resident memory of all scraped processes", SERVER, "lower")
+    yield one("startup_s", "s", "start of the first process to the first answer", "run", "lower")
+    yield one(
+        "traces_loaded",
+        "traces",
+        "traces that the client loaded, else trace ids seen in records",
+        "client log, records",
+    )
+    yield one(
+        "power_mean_w", "W", "mean power of the GPUs used over the profiling phase, summed", "power samples", "lower"
+    )
+    for side in ("output", "total"):
+        yield one(
+            f"energy_j_per_{side}_token",
+            "J/token",
+            f"energy over the profiling phase / {side} tokens in it",
+            "power samples, client records",
+            "lower",
+        )
+
+
+DEFINITIONS: Mapping[str, Definition] = {definition.name: definition for definition in _definitions()}
+
+
+def definitions_table() -> str:
+    """Return docs/definitions.md; a test compares the committed file with this."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated by `python -m workflow.definitions`; a test compares this file with the code.",
+        "",
+        f"Definition version {DEFINITION_VERSION}. Percentiles are linear interpolations at (n - 1) * p between sorted",
+        "values. A value that was not measured, or has fewer requests than its minimum, is null with a reason.",
+        "",
+        "| name | unit | formula | source | at least | since | better |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in DEFINITIONS.values():
+        least = str(one.minimum_samples) if one.minimum_samples else ""
+        formula = one.formula.replace("|", "\\|")
+        lines.append(
+            f"| {one.name} | {one.unit} | {formula} | {one.source} | {least} | {one.since} | {one.better or ''} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(definitions_table(), end="")

@@ -1,0 +1,77 @@
+"""Environments of the replay client and of engines: each apart, since their pins fight, and called by path."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from workflow.contract import Document, InputError, file_sha256
+
+
+class Environment(Document):
+    """What a prepared environment holds. Its file is written last: without it the folder is not an environment."""
+
+    name: str
+    lock_sha256: str
+    python: str
+    packages: dict[str, str]
+    """Name -> version, as installed."""
+
+
+def prepare(lock: Path, folder: Path) -> Environment:
+    """Make the environment of a lock file in `folder`, from nothing, and describe it in `folder`/environment.json.
+
+    The lock's line `# python: SPEC` says which interpreters it was resolved for. Raises InputError with the end of
+    the installer's message if it fails.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    uv = str(Path(sys.executable).parent / "uv")
+    _run([uv, "venv", "--quiet", "--python", _python_wanted(lock), str(folder)], lock)
+    python = str(folder / "bin" / "python")
+    _run([uv, "pip", "install", "--quiet", "--python", python, "--requirements", str(lock)], lock)
+    listed = _run([uv, "pip", "list", "--quiet", "--python", python, "--format", "json"], lock)
+    environment = Environment(
+        schema_version=Environment.SCHEMA_VERSION,
+        name=lock.stem,
+        lock_sha256=file_sha256(lock),
+        python=_run([python, "-c", "import platform; print(platform.python_version())"], lock).strip(),
+        packages={package["name"]: package["version"] for package in json.loads(listed)},
+    )
+    environment.write(folder / "environment.json")
+    return environment
+
+
+def _python_wanted(lock: Path) -> str:
+    match = re.search(r"^# python: (.+)$", lock.read_text(), re.MULTILINE)
+    if match is None:
+        raise InputError(
+            "the lock file does not say for which Python it is", file=lock, allowed="# python: >=3.11,<3.14"
+        )
+    return match[1].strip()
+
+
+def _run(argv: list[str], lock: Path) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise InputError(f"`{' '.join(argv)}` failed:\n{tail}", file=lock, do="mend the cause and run again")
+    return done.stdout
+
+
+def main() -> int:
+    """Prepare one environment: `python -m workflow.environments LOCK FOLDER`."""
+    lock, folder = (Path(argument) for argument in sys.argv[1:3])
+    try:
+        environment = prepare(lock, folder)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{environment.name}: {len(environment.packages)} packages on Python {environment.python} in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""What was read from one attempt's folder, and the window that it is measured over."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from workflow.config import Limits
+from workflow.contract import Finding, InputError, Strict
+from workflow.readers import aliases
+from workflow.readers.client_summary import ClientSummary, read_client_csv, read_client_summary, start_ns
+from workflow.readers.probes import changed_answers
+from workflow.readers.prometheus_text import read_pair
+from workflow.readers.records import Records, read_records
+from workflow.readers.series import Scrape, without_double_scrapes
+from workflow.readers.server_logs import EngineLog, PromptSources, log_files, read_engine_log
+from workflow.readers.server_metrics import read_server_metrics
+
+RESTART_S = 1.0
+"""Two start times of one process differ by rounding; a restart takes longer than this."""
+
+
+class Context(Strict):
+    """What rates and the verdict need beside the artefacts. What is unknown is null and is then not judged."""
+
+    point: str | None = None
+    arm: str | None = None
+    """The backend's name; `none` is the control."""
+    engine: str | None = None
+    gpus: int = 1
+    concurrency: int | None = None
+    duration_s: float | None = None
+    """The profiling window that was asked for; null takes it from the client's own configuration."""
+    pinned_bytes: int | None = None
+    """Host memory that the arm declared to pin."""
+    traces_declared: int | None = None
+    limits: Limits = Limits()
+    startup_s: float | None = None
+    run_findings: tuple[Finding, ...] = ()
+    """What the run itself saw: proofs, versions."""
+    bus_limit_gb_per_s: float = 64.0
+    """One way: PCIe 5 x16."""
+    client_version: str | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The profiling phase on the records' clock, ns."""
+
+    start_ns: int
+    duration_s: float | None
+
+    @property
+    def end_ns(self) -> int | None:
+        """End of the steady window."""
+        return None if self.duration_s is None else self.start_ns + round(self.duration_s * 1e9)
+
+
+@dataclass
+class Evidence:
+    """Everything that was read from a folder."""
+
+    records: Records
+    summary: ClientSummary
+    scrapes: list[Scrape]
+    logs: list[EngineLog]
+    """The engine's first."""
+    window: Window | None
+    sources: PromptSources | None
+    traces_loaded: int | None
+    changed_answers: tuple[str, ...] = ()
+    """Probe prompts that were answered differently after the replay."""
+    export: Scrape | None = None
+    """The client's server metrics as written, a server that was scraped twice included."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> EngineLog | None:
+        """The engine's log."""
+        return self.logs[0] if self.logs else None
+
+    @property
+    def phase_s(self) -> float | None:
+        """How long the profiling phase really lasted, drain included, as far as anything says."""
+        for scrape in self.scrapes:
+            if scrape.phase_ns:
+                return (scrape.phase_ns[1] - scrape.phase_ns[0]) / 1e9
+        if self.summary.start is not None and self.summary.end is not None:
+            return (self.summary.end - self.summary.start).total_seconds()
+        return None
+
+    @property
+    def client_cached_share(self) -> float | None:
+        """Cached / prompt tokens by the answers' own usage fields, where the engine fills them in."""
+        cached, prompt = self.records.values["cached_tokens"], self.records.values["input_tokens"]
+        both = np.isfinite(cached) & np.isfinite(prompt)
+        total = float(prompt[both].sum())
+        return float(cached[both].sum()) / total if total > 0 else None
+
+    def window_amount(self, quantity: str) -> float | None:
+        """Return a server quantity that was counted over the profiling phase alone, or None."""
+        for scrape in self.scrapes:
+            found = None if scrape.whole_life else aliases.find(scrape.series, quantity)
+            if found is not None:
+                return None if found.reset else found.value
+        return None
+
+    def resets(self) -> list[str]:
+        """Say which server restarted, and which counter went back, inside the window."""
+        said = []
+        for scrape in self.scrapes:
+            for one in scrape.series:
+                started = one.name == "process_start_time_seconds" and one.kind == "gauge"
+                if started and (one.high or 0.0) - (one.low or 0.0) > RESTART_S:
+                    said.append(f"{one.endpoint}: the process started again inside the window")
+            for quantity, definition in aliases.QUANTITIES.items():
+                found = aliases.find(scrape.series, quantity) if definition.kind == "counter" else None
+                if found is not None and found.reset:
+                    said.append(f"{found.name} went back inside the window")
+        return list(dict.fromkeys(said))
+
+    def find(self, quantity: str) -> aliases.Found | None:
+        """Return a server quantity from the first source that has it: sources overlap and are never added."""
+        for scrape in self.scrapes:
+            found = aliases.find(scrape.series, quantity)
+            if found is not None:
+                return found
+        return None
+
+    def amount(self, quantity: str) -> float | None:
+        """Return a server quantity's value or None."""
+        found = self.find(quantity)
+        return None if found is None or found.reset else found.value
+
+    def why_not(self, quantity: str) -> str:
+        """Say why a server quantity is null."""
+        found = self.find(quantity)
+        return f"{found.name} went back inside the window" if found is not None else "no server exports it"
+
+
+def client_folder(folder: Path) -> Path:
+    """Return where a run's client artefacts lie: `client/`, InferenceX's `aiperf_artifacts/`, or the folder itself.
+
+    Raises InputError: no records in any of them.
+    """
+    for candidate in (folder / "client", folder / "aiperf_artifacts", folder):
+        if _records_path(candidate) is not None:
+            return candidate
+    children = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for candidate in children:
+        if (candidate / "profile_export.jsonl").is_file():
+            return candidate
+    raise InputError(
+        "no client records",
+        file=folder,
+        allowed="a folder with profile_export.jsonl (aiperf, agentx-harness) or requests.jsonl",
+        do="name the attempt's own folder; a replay that was refused before its first request writes none",
+    )
+
+
+def _records_path(folder: Path) -> Path | None:
+    for name in ("profile_export.jsonl", "requests.jsonl"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def read_evidence(folder: Path, context: Context) -> Evidence:
+    """Read every artefact of a folder; raises what the readers raise."""
+    client = client_folder(folder)
+    path = _records_path(client)
+    assert path is not None
+    records = read_records(path)
+    notes: list[str] = []
+    summary = _read_summary(client, notes)
+    raw = _read_scrapes(folder, client, notes)
+    scrapes = []
+    for scrape in raw:
+        series, remarks = without_double_scrapes(scrape.series)
+        notes += remarks
+        scrapes.append(replace(scrape, series=series))
+    logs = [read_engine_log(path) for path in _logs(folder, client)]
+    window = _window(records, summary, scrapes, context)
+    before, after = folder / "probes.before.json", folder / "probes.after.json"
+    return Evidence(
+        records=records,
+        summary=summary,
+        scrapes=scrapes,
+        logs=logs,
+        window=window,
+        sources=_sources(logs, records, window),
+        traces_loaded=_traces_loaded(client),
+        changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
+        export=next((scrape for scrape in raw if scrape.families), None),
+        notes=notes,
+    )
+
+
+def _sources(logs: Sequence[EngineLog], records: Records, window: Window | None) -> PromptSources | None:
+    if not logs or window is None or not records.wall_clock:
+        return None
+    end = max(last_end(records), window.end_ns or 0)
+    found = logs[0].sources(window.start_ns / 1e9, end / 1e9)
+    return found if found is not None and found.tasks else None
+
+
+def _logs(folder: Path, client: Path) -> list[Path]:
+    return list(dict.fromkeys([*log_files(folder), *log_files(client)]))
+
+
+def _read_summary(client: Path, notes: list[str]) -> ClientSummary:
+    if (client / "profile_export_aiperf.json").is_file():
+        return read_client_summary(client / "profile_export_aiperf.json")
+    if (client / "profile_export_aiperf.csv").is_file():
+        notes.append("the client's JSON summary is missing; its CSV was read")
+        return read_client_csv(client / "profile_export_aiperf.csv")
+    notes.append("the client wrote no summary")
+    return ClientSummary()
+
+
+def _read_scrapes(folder: Path, client: Path, notes: list[str]) -> list[Scrape]:
+    scrapes = []
+    if (client / "server_metrics_export.json").is_file():
+        scrapes.append(read_server_metrics(client / "server_metrics_export.json"))
+    for after in sorted((folder / "metrics").glob("*.after.prom")):
+        name = after.name.removesuffix(".after.prom")
+        before = after.with_name(f"{name}.before.prom")
+        scrapes.append(read_pair(before if before.is_file() else None, after, name))
+    for lone in sorted(folder.glob("metrics_*.prom")):
+        scrapes.append(read_pair(None, lone, lone.stem))
+    for scrape in scrapes:
+        if scrape.whole_life:
+            notes.append(f"{scrape.source}: no scrape from before the window, so its counters include the warm-up")
+    return scrapes
+
+
+def _window(records: Records, summary: ClientSummary, scrapes: Sequence[Scrape], context: Context) -> Window | None:
+    starts = [int(array.min()) for array in (records.start_ns, records.other_start_ns) if array.size]
+    if not starts:
+        return None
+    first = min(starts)
+    exported = next((scrape.phase_ns[0] for scrape in scrapes if scrape.phase_ns), None)
+    start = exported or start_ns(summary, first) or first
+    asked = (scrape.duration_s for scrape in scrapes if scrape.duration_s)
+    return Window(start, context.duration_s or summary.duration_s or next(asked, None))
+
+
+def last_end(records: Records) -> int:
+    """Return the last end of a profiled request, ns; there has to be one."""
+    return max(int(array.max()) for array in (records.end_ns, records.other_end_ns) if array.size)
+
+
+def _traces_loaded(client: Path) -> int | None:
+    path = client / "logs" / "aiperf.log"
+    if path.is_file():
+        with path.open(errors="replace") as stream:
+            for line in stream:
+                if found := re.search(r"built \d+ trajectories from (\d+) traces", line):
+                    return int(found[1])
+    return None

@@ -1,0 +1,89 @@
+"""A published run -> its metrics, judged with what the point declared; and all points -> one flat table."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workflow.config import Limits
+from workflow.contract import InputError, file_sha256
+from workflow.evidence import Context
+from workflow.failures import last_failure
+from workflow.metrics import PointMetrics, measure, table
+from workflow.points import Point
+from workflow.runs import Run
+
+
+def context_for(point: Point, run: Run, limits: Limits) -> Context:
+    """Return what rates and the verdict need to know beside the artefacts."""
+    return Context(
+        point=point.id,
+        arm=point.arm,
+        engine=point.row.framework,
+        gpus=point.gpus,
+        concurrency=point.concurrency,
+        duration_s=point.replay.duration_s,
+        pinned_bytes=point.plan.pinned_bytes,
+        traces_declared=run.traces,
+        limits=limits,
+        startup_s=run.startup_s,
+        run_findings=run.findings,
+        client_version=point.replay.client_version,
+    )
+
+
+def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[PointMetrics, pd.DataFrame]:
+    """Return a run's metrics and its requests, a row each.
+
+    Raises InputError where an artefact is not what was published: a changed artefact would give a number
+    that nobody measured, so every file is compared with the run's hash.
+    """
+    point, run = Point.read(point_file), Run.read(run_file)
+    folder = run_file.parent / run.attempt
+    for artefact in run.artefacts:
+        path = folder / artefact.path
+        if not path.exists() or file_sha256(path) != artefact.sha256:
+            raise InputError(
+                "the artefact is missing or has changed since it was published",
+                file=path,
+                do=f"delete {run_file} to measure the point again",
+            )
+    return measure(folder, context_for(point, run, limits))
+
+
+POINT_COLUMNS = ("arm", "concurrency", "gpus", "model", "runner", "framework", "group", "curve", "trace_set")
+
+
+def sweep_table(points: Iterable[Point], metrics: Mapping[str, PointMetrics], failures: Path) -> pd.DataFrame:
+    """Return one row for every planned point, in the order of the plan; nothing disappears.
+
+    Columns: point, POINT_COLUMNS, status (`ok`, `invalid`, `failed`, `missing`), reasons, and the columns of
+    `metrics.table`, NaN where nothing was measured.
+    """
+    listed = list(points)
+    measured = table(metrics[point.id] for point in listed if point.id in metrics)
+    planned = pd.DataFrame([_planned(point) for point in listed], columns=["point", *POINT_COLUMNS])
+    joined = planned.merge(measured, on="point", how="left", validate="one_to_one")
+    for i, point in enumerate(listed):
+        if point.id in metrics:
+            continue
+        failure = last_failure(failures, point.id)
+        joined.loc[i, "status"] = "failed" if failure else "missing"
+        joined.loc[i, "reasons"] = failure.failure_class.value if failure else "not measured yet"
+    return joined
+
+
+def _planned(point: Point) -> dict[str, Any]:
+    return {
+        "point": point.id,
+        "arm": point.arm,
+        "concurrency": point.concurrency,
+        "gpus": point.gpus,
+        "model": point.row.model,
+        "runner": point.row.runner,
+        "framework": point.row.framework,
+        "group": point.group,
+        "curve": point.curve,
+        "trace_set": point.trace.name,
+    }

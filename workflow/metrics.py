@@ -1,0 +1,444 @@
+"""From one attempt's raw artefacts to numbers that mean one thing, and a verdict. Pure: reads a folder, writes nothing.
+
+`python -m workflow.metrics DIR` prints the metrics of any folder of client artefacts; `--inferencex` prints them as
+InferenceX's own aggregate.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from workflow.config import Limits
+from workflow.contract import Document, Finding, InputError, Strict
+from workflow.definitions import (
+    DEFINITION_VERSION,
+    DEFINITIONS,
+    MINIMUM_SAMPLES,
+    PERCENTILES,
+    TIERS,
+    Definition,
+    Value,
+    missing,
+    ratio,
+)
+from workflow.evidence import Context, Evidence, last_end, read_evidence
+from workflow.inferencex_aggregate import aggregate
+from workflow.readers.records import Floats, Records
+from workflow.verdict import judge, remarks
+
+__all__ = ["DEFINITIONS", "Accounting", "Context", "Definition", "PointMetrics", "Value", "measure", "table"]
+
+NOT_TOLD = "the engine does not tell this tier apart"
+
+
+class Accounting(Strict):
+    """Every line of the records in exactly one class; the classes add up to `records_total`."""
+
+    records_total: int
+    warmup: int
+    warmup_failed: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    unreadable: int
+
+
+class PointMetrics(Document):
+    """results/metrics/{point}.json: what one attempt of one point measured, and whether it may be published."""
+
+    point: str
+    """The point's id, or the folder's name where there is no point."""
+    status: Literal["ok", "invalid"]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader should know, without effect on the verdict."""
+    accounting: Accounting
+    error_categories: dict[str, int] = {}
+    """Kinds of the failed profiled requests, with counts."""
+    definition_version: int
+    values: dict[str, Value]
+    """Every name of DEFINITIONS is a key."""
+
+
+def measure(folder: Path, context: Context) -> tuple[PointMetrics, pd.DataFrame]:
+    """Return the metrics and verdict of one attempt, and its successful profiled requests as a table.
+
+    `folder` holds the client's artefacts directly or in `client/`, logs beside them, and Prometheus text snapshots in
+    `metrics/<name>.before.prom` and `.after.prom` where they were taken. Columns of the table: session, conversation,
+    turn, agent_depth, start_s (since the window's start), ttft_s, e2e_s, itl_s, input_tokens, output_tokens,
+    cached_tokens; NaN is unknown.
+    Raises InputError: no records, or an artefact with an unknown schema version.
+    """
+    evidence = read_evidence(folder, context)
+    values = compute(evidence, context)
+    findings = judge(evidence, values, context)
+    records = evidence.records
+    metrics = PointMetrics(
+        schema_version=PointMetrics.SCHEMA_VERSION,
+        point=context.point or folder.resolve().name,
+        status="invalid" if findings else "ok",
+        findings=tuple(findings),
+        notes=(*evidence.notes, *remarks(evidence, values)),
+        accounting=Accounting(
+            records_total=records.total,
+            warmup=records.warmup,
+            warmup_failed=records.warmup_failed,
+            succeeded=records.succeeded,
+            failed=records.failed,
+            cancelled=records.cancelled,
+            unreadable=records.unreadable,
+        ),
+        error_categories=dict(records.profiled_error_categories),
+        definition_version=DEFINITION_VERSION,
+        values=values,
+    )
+    return metrics, requests_frame(evidence)
+
+
+def table(points: Iterable[PointMetrics]) -> pd.DataFrame:
+    """Return one row a point and one column a metric, with point, status, reasons and the accounting in front."""
+    rows = []
+    for one in points:
+        row: dict[str, object] = {
+            "point": one.point,
+            "status": one.status,
+            "reasons": ";".join(finding.code.value for finding in one.findings),
+            "definition_version": one.definition_version,
+            **one.accounting.model_dump(),
+        }
+        row.update({name: one.values[name].value if name in one.values else None for name in DEFINITIONS})
+        rows.append(row)
+    fixed = ["point", "status", "reasons", "definition_version", *Accounting.model_fields]
+    frame = pd.DataFrame(rows, columns=[*fixed, *DEFINITIONS])
+    return frame.astype(dict.fromkeys(DEFINITIONS, "float64"))
+
+
+def requests_frame(evidence: Evidence) -> pd.DataFrame:
+    """Return the successful profiled requests, a row each."""
+    records = evidence.records
+    start = evidence.window.start_ns if evidence.window else 0
+    return pd.DataFrame(
+        {
+            "session": pd.Categorical.from_codes(records.session, categories=pd.Index(records.sessions, dtype=object)),
+            "conversation": pd.Categorical.from_codes(
+                records.conversation, categories=pd.Index(records.conversations, dtype=object)
+            ),
+            "turn": records.turn,
+            "agent_depth": records.agent_depth,
+            "start_s": (records.start_ns - start) / 1e9,
+            **{
+                name: records.values[name]
+                for name in ("ttft_s", "e2e_s", "itl_s", "input_tokens", "output_tokens", "cached_tokens")
+            },
+        },
+        copy=False,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- computing
+def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
+    """Return a value for every definition, in the definitions' order."""
+    values: dict[str, Value] = {}
+    values.update(_latencies(evidence.records))
+    values.update(_accounting(evidence.records))
+    values.update(_throughput(evidence, context))
+    values.update(_prompt_sources(evidence))
+    values.update(_server(evidence, context))
+    loaded = evidence.traces_loaded or len(evidence.records.traces)
+    values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
+    values["startup_s"] = (
+        missing("the run did not record it") if context.startup_s is None else Value(value=context.startup_s)
+    )
+    return {name: values.get(name, missing("no power samples")) for name in DEFINITIONS}
+
+
+def _statistic(data: Floats, name: str) -> Value:
+    """Return one statistic of finite values; null below its minimum sample count."""
+    least = MINIMUM_SAMPLES[name]
+    if data.size == 0:
+        return missing("no request has it", 0)
+    if data.size < least:
+        return missing(f"{data.size} requests; {name} needs {least}", int(data.size))
+    value = data.mean() if name == "mean" else np.percentile(data, PERCENTILES[name])
+    return Value(value=float(value), samples=int(data.size))
+
+
+def _inverse(value: Value) -> Value:
+    if value.value is None:
+        return value
+    if value.value <= 0:
+        return missing("the latency is 0", value.samples)
+    return Value(value=1 / value.value, samples=value.samples)
+
+
+def tpot(records: Records) -> Floats:
+    """Return (e2e - ttft) / (output tokens - 1) in seconds; NaN below two tokens."""
+    tokens = records.values["output_tokens"]
+    steps = np.where(tokens >= 2, tokens - 1, np.nan)
+    return np.asarray((records.values["e2e_s"] - records.values["ttft_s"]) / steps, dtype=np.float64)
+
+
+def positive(data: Floats) -> Floats:
+    """Return the finite values above 0: a latency of 0, below 0 or infinite was not measured."""
+    return data[np.isfinite(data) & (data > 0)]
+
+
+def _latencies(records: Records) -> dict[str, Value]:
+    tokens = records.values["output_tokens"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_token = records.values["e2e_s"] / np.where(tokens > 0, tokens, np.nan)
+    at_least_two = np.where(tokens >= 2, records.values["itl_s"], np.nan)
+    data = {
+        "ttft": positive(records.values["ttft_s"]),
+        "e2e": positive(records.values["e2e_s"]),
+        "itl": positive(at_least_two),
+        "tpot": positive(tpot(records)),
+        "full_response_itl": positive(records.values["full_response_itl_s"]),
+    }
+    inverted = {
+        "interactivity": data["itl"],
+        "full_response_interactivity": data["full_response_itl"],
+        "e2e_interactivity": positive(per_token),
+    }
+    values = {f"{name}_{stat}_s": _statistic(one, stat) for name, one in data.items() for stat in MINIMUM_SAMPLES}
+    for name, one in inverted.items():
+        for stat in MINIMUM_SAMPLES:
+            values[f"{name}_{stat}_tok_per_s"] = _inverse(_statistic(one, stat))
+    for side in ("input", "output"):
+        column = records.values[f"{side}_tokens"]
+        for stat in ("mean", "p50", "p90"):
+            values[f"{side}_tokens_{stat}"] = _statistic(column[np.isfinite(column)], stat)
+    lag = records.lag_s[np.isfinite(records.lag_s)]
+    values["client_lag_p95_s"] = _statistic(lag, "p95")
+    return values
+
+
+def _accounting(records: Records) -> dict[str, Value]:
+    answered = records.succeeded + records.failed
+    zero = float(np.sum(records.values["output_tokens"] == 0))
+    none = "no profiled request"
+    return {
+        "error_share": ratio(float(records.failed), float(answered), none),
+        "cancelled_share": ratio(float(records.cancelled), float(answered + records.cancelled), none),
+        "zero_token_share": ratio(zero, float(records.succeeded), none),
+        "unreadable_share": ratio(float(records.unreadable), float(records.total), "no records"),
+    }
+
+
+def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
+    """Return output tokens made in a stretch of time: the first at the first token, the rest evenly until the end."""
+    tokens = np.nan_to_num(records.values["output_tokens"])
+    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    length = np.maximum(records.end_ns - first, 1.0)
+    overlap = np.minimum(records.end_ns, stop_ns) - np.maximum(first, start_ns)
+    inside = np.clip(overlap / length, 0.0, 1.0)
+    at_first = ((first >= start_ns) & (first < stop_ns)).astype(np.float64)
+    return float(np.sum(np.minimum(tokens, 1) * at_first + np.maximum(tokens - 1, 0) * inside))
+
+
+def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
+    records, window = evidence.records, evidence.window
+    values: dict[str, Value] = {}
+    inputs, outputs = (float(np.nansum(records.values[f"{side}_tokens"])) for side in ("input", "output"))
+    sides = {"input": inputs, "output": outputs, "total": inputs + outputs}
+    span = float(records.end_ns.max() - records.start_ns.min()) / 1e9 if records.succeeded else None
+    none = "no successful request"
+    values["inferencex_window_s"] = missing(none) if span is None else Value(value=span, samples=records.succeeded)
+    for side, tokens in sides.items():
+        seconds = None if span is None else span * context.gpus
+        values[f"inferencex_{side}_tok_per_s_per_gpu"] = ratio(tokens, seconds, none)
+    steady = (
+        *(f"{side}_tok_per_s_per_gpu" for side in sides),
+        *("window_s", "drain_s", "drain_output_tok_per_s_per_gpu", "request_per_s"),
+        *("achieved_concurrency_mean", "busy_share", "activity_span_share"),
+    )
+    if window is None or window.duration_s is None or window.end_ns is None:
+        reason = "no profiled request" if window is None else "the requested duration is not known"
+        return values | {name: missing(reason) for name in steady}
+    start, end, seconds = window.start_ns, window.end_ns, window.duration_s
+    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    prompts = float(np.nansum(np.where((first >= start) & (first < end), records.values["input_tokens"], 0.0)))
+    made = output_tokens_between(records, start, end)
+    for side, tokens in {"input": prompts, "output": made, "total": prompts + made}.items():
+        values[f"{side}_tok_per_s_per_gpu"] = ratio(tokens, seconds * context.gpus, none)
+    ended = float(np.sum((records.end_ns >= start) & (records.end_ns < end)))
+    drain = max(0.0, (last_end(records) - end) / 1e9)
+    late = output_tokens_between(records, end, max(end, last_end(records) + 1))
+    in_flight, busy, span_seconds = activity(records, start, end)
+    values["window_s"] = Value(value=seconds)
+    values["drain_s"] = Value(value=drain)
+    values["drain_output_tok_per_s_per_gpu"] = (
+        ratio(late, drain * context.gpus, none) if drain > 0 else missing("nothing ran after the window")
+    )
+    values["request_per_s"] = ratio(ended, seconds, none)
+    values["achieved_concurrency_mean"] = ratio(in_flight, seconds, none)
+    values["busy_share"] = ratio(busy, seconds, none)
+    values["activity_span_share"] = ratio(span_seconds, seconds, none)
+    return values
+
+
+def activity(records: Records, start_ns: int, stop_ns: int) -> tuple[float, float, float]:
+    """Return (request-seconds in flight, seconds with any request in flight, seconds until the last activity).
+
+    All profiled requests count, failed and cancelled ones too: they load the server, and a long stream that is still
+    running covers the window's end although no request starts there.
+    """
+    begins = np.clip(np.concatenate([records.start_ns, records.other_start_ns]), start_ns, stop_ns)
+    ends = np.clip(np.concatenate([records.end_ns, records.other_end_ns]), start_ns, stop_ns)
+    lengths = np.maximum(ends - begins, 0)
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], ends[order]
+    reached = np.maximum.accumulate(ends)
+    before = np.concatenate([[start_ns], reached[:-1]])
+    busy = np.maximum(reached - np.maximum(begins, before), 0).sum()
+    return float(lengths.sum()) / 1e9, float(busy) / 1e9, float(reached[-1] - start_ns) / 1e9
+
+
+def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
+    """Return the exclusive shares of all prompt tokens, and the conditional rates under names of their own."""
+    values: dict[str, Value] = {}
+    prompt, tokens, cached = prompt_tokens_by_source(evidence)
+    unknown = "no metric, record or log line tells prompt tokens by source"
+    told = any(tokens[tier] is not None for tier in ("device", "host", "storage", "peer"))
+    for tier in TIERS:
+        reason = NOT_TOLD if told else why_not_split(evidence) or unknown
+        values[f"prompt_share_{tier}"] = ratio(tokens[tier], prompt, reason)
+    values["cached_share"] = ratio(cached, prompt, unknown)
+    misses = None if prompt is None or tokens["device"] is None else prompt - tokens["device"]
+    values["host_hit_share_of_misses"] = ratio(tokens["host"], misses, unknown)
+    hits, lookups = evidence.amount("store_hit_tokens"), evidence.amount("store_lookup_tokens")
+    if lookups is None:
+        hits, lookups = evidence.amount("external_hits"), evidence.amount("external_queries")
+    values["store_hit_share_of_lookups"] = ratio(hits, lookups, "the store exports no lookups")
+    values["prefix_hit_share_of_attempts"] = ratio(
+        evidence.amount("prefix_hits"), evidence.amount("prefix_queries"), "the engine exports no prefix queries"
+    )
+    ceiling = evidence.summary.share("theoretical_prefix_cache_hit")
+    values["ceiling_share"] = (
+        missing("the client wrote no theoretical hit share")
+        if ceiling is None
+        else Value(value=ceiling[0], numerator=ceiling[1], denominator=ceiling[2])
+    )
+    return values
+
+
+def why_not_split(evidence: Evidence) -> str | None:
+    """Say what is missing for the split by tier of an engine that tells it in its log only."""
+    log = evidence.log
+    if log is None or not (log.tasks or log.restored_from_host):
+        return None
+    if log.clock_start_s is None:
+        return "the engine's log has no line 'log clock starts at', so its tasks cannot be placed in the window"
+    return "the engine's log has no task in the window"
+
+
+def prompt_tokens_by_source(
+    evidence: Evidence,
+) -> tuple[float | None, dict[str, float | None], float | None]:
+    """Return (prompt tokens, tokens by tier, cached tokens of all tiers) from the best source that is there.
+
+    The engine's own split is best. `prefix_cache_queries` is not used: it counts a waiting request again at every
+    scheduling attempt. Without a split, the clients' `cached_tokens` still give the share of all caches together.
+    """
+    tiers: dict[str, float | None] = dict.fromkeys(TIERS)
+    computed = evidence.amount("tokens_computed")
+    device = evidence.amount("tokens_from_device")
+    if device is not None:
+        tiers |= {
+            "device": device,
+            "host": evidence.amount("tokens_from_host"),
+            "storage": evidence.amount("tokens_from_storage"),
+            "computed": computed,
+        }
+        prompt = evidence.amount("prompt_tokens")
+        cached = sum(value for tier, value in tiers.items() if value is not None and tier != "computed")
+        if computed is None and prompt is not None:
+            tiers["computed"] = prompt - cached
+        known = sum(value for value in tiers.values() if value is not None)
+        return (prompt or known), tiers, cached
+    if evidence.sources is not None:
+        found = evidence.sources
+        tiers |= {"device": float(found.device), "host": float(found.host), "computed": float(found.computed)}
+        return float(found.prompt), tiers, float(found.device + found.host)
+    records = evidence.records
+    both = np.isfinite(records.values["cached_tokens"]) & np.isfinite(records.values["input_tokens"])
+    if both.any():
+        prompt = float(records.values["input_tokens"][both].sum())
+        cached = float(records.values["cached_tokens"][both].sum())
+        tiers["computed"] = prompt - cached
+        return prompt, tiers, cached
+    cached_found, prompt_found = evidence.amount("tokens_cached"), evidence.amount("prompt_tokens")
+    if cached_found is not None and prompt_found is None and computed is not None:
+        prompt_found = cached_found + computed
+    if cached_found is not None and prompt_found is not None:
+        tiers["computed"] = prompt_found - cached_found
+    return prompt_found, tiers, cached_found
+
+
+def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
+    def plain(quantity: str) -> Value:
+        found = evidence.amount(quantity)
+        return missing(evidence.why_not(quantity)) if found is None else Value(value=found)
+
+    absent = "no server exports it"
+    values = {"preemptions": plain("preemptions")}
+    for direction in ("host", "device"):
+        moved, spent = evidence.amount(f"bytes_to_{direction}"), evidence.amount(f"time_to_{direction}")
+        values[f"transfer_to_{direction}_bytes"] = plain(f"bytes_to_{direction}")
+        values[f"transfer_to_{direction}_s"] = plain(f"time_to_{direction}")
+        moved_gb = None if moved is None else moved / 1e9
+        values[f"copy_rate_to_{direction}_gb_per_s"] = ratio(moved_gb, spent, evidence.why_not(f"bytes_to_{direction}"))
+    values["device_kv_use_max_share"] = plain("device_use")
+    capacity = evidence.amount("device_total_tokens")
+    if capacity is None and evidence.log is not None and evidence.log.pool_tokens is not None:
+        capacity = float(evidence.log.pool_tokens)
+    values["device_kv_capacity_tokens"] = missing(absent) if capacity is None else Value(value=capacity)
+    use = plain("host_use")
+    if use.value is None:
+        use = ratio(evidence.amount("host_used_tokens"), evidence.amount("host_total_tokens"), absent)
+    if use.value is None:
+        use = ratio(evidence.amount("host_used_bytes"), evidence.amount("host_total_bytes"), absent)
+    values["host_kv_use_max_share"] = use
+    values["host_kv_used_max_bytes"] = plain("host_used_bytes")
+    total = evidence.amount("host_total_bytes")
+    if total is None and context.pinned_bytes is not None:
+        total = float(context.pinned_bytes)
+    values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)
+    values["host_memory_max_bytes"] = plain("resident_bytes")
+    return values
+
+
+# --------------------------------------------------------------------------------------------- command line
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a folder's metrics; returns 0, or 2 after an input error. The verdict is in the output, not the status."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.metrics", description="Measure a replay's artefacts.")
+    parser.add_argument("folder", type=Path, help="client artefacts, with logs and Prometheus text beside them")
+    parser.add_argument("--inferencex", action="store_true", help="print InferenceX's own aggregate instead")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that served (default: 1)")
+    parser.add_argument("--arm", help="backend that was declared; 'none' is the control (default: not judged)")
+    parser.add_argument("--duration", type=float, help="requested window in seconds (default: the client's own)")
+    parser.add_argument("--error-share", type=float, help="largest share of failed requests; InferenceX allows 0.10")
+    options = parser.parse_args(arguments)
+    limits = Limits() if options.error_share is None else Limits(error_share=options.error_share)
+    context = Context(gpus=options.gpus, arm=options.arm, duration_s=options.duration, limits=limits)
+    try:
+        if options.inferencex:
+            found = aggregate(read_evidence(options.folder, context), options.gpus)
+            text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+        else:
+            text = measure(options.folder, context)[0].to_json()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

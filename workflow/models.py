@@ -1,0 +1,165 @@
+"""Models with random weights that the workflow writes itself, in seconds: a llama as GGUF and its tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from workflow.config import MadeModel
+from workflow.contract import Document, file_sha256, write_atomic
+
+HEAD_SIZE = 64
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|bos|>{{ message['role'] }}\n{{ message['content'] }}<|eos|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
+)
+NO_REVISION = "0" * 40
+"""Stands for the commit of a cache entry that no hub has."""
+
+
+class ModelManifest(Document):
+    """What a made model is; its file is written last."""
+
+    name: str
+    declaration: dict[str, Any]
+    parameters: int
+    gguf_sha256: str
+    tokenizer_sha256: str
+
+
+def make(name: str, declared: MadeModel, corpus: Path, folder: Path) -> ModelManifest:
+    """Write `folder`/model.gguf, the tokenizer as an offline hub cache in `folder`/hf_home, and `folder`/model.json.
+
+    `corpus` is the text that the vocabulary is trained on: the one the replay client draws prompts from, so that its
+    token counts and the engine's agree.
+    """
+    tokenizer = train_tokenizer(corpus, declared.vocabulary_size)
+    snapshot = write_hub_entry(tokenizer, name, folder / "hf_home" / "hub")
+    temporary = folder / ".model.gguf"
+    parameters = write_gguf(tokenizer, name, declared, temporary)
+    temporary.replace(folder / "model.gguf")
+    manifest = ModelManifest(
+        schema_version=ModelManifest.SCHEMA_VERSION,
+        name=name,
+        declaration=declared.model_dump(mode="json"),
+        parameters=parameters,
+        gguf_sha256=file_sha256(folder / "model.gguf"),
+        tokenizer_sha256=file_sha256(snapshot / "tokenizer.json"),
+    )
+    manifest.write(folder / "model.json")
+    return manifest
+
+
+def train_tokenizer(corpus: Path, vocabulary_size: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer trained on a text file; the same text gives the same vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=["<|pad|>", "<|bos|>", "<|eos|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(corpus)], trainer)
+    return tokenizer
+
+
+def write_hub_entry(tokenizer: Tokenizer, name: str, hub: Path) -> Path:
+    """Lay a tokenizer out as a hub cache entry and return the snapshot's folder.
+
+    The replay client loads tokenizers by hub name only: a plain folder fails in those of its processes that force
+    offline mode.
+    """
+    entry = hub / f"models--{name.replace('/', '--')}"
+    snapshot = entry / "snapshots" / NO_REVISION
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|eos|>",
+        "pad_token": "<|pad|>",
+        "model_max_length": 1_000_000,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_atomic(snapshot / "tokenizer.json", tokenizer.to_str().encode())
+    write_atomic(snapshot / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
+    write_atomic(entry / "refs" / "main", NO_REVISION.encode())
+    return snapshot
+
+
+def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path) -> int:
+    """Write a random llama with the tokenizer's vocabulary and return its number of parameters."""
+    description = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = description["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    special = {token["id"] for token in description["added_tokens"]}
+    width, layers = declared.hidden_size, declared.layers
+    heads, kv_width = width // HEAD_SIZE, declared.kv_heads * HEAD_SIZE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_context_length(declared.context_tokens)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(2 * width)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(declared.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD_SIZE)
+    writer.add_rope_freq_base(500_000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(tokens))]
+    )
+    writer.add_token_merges(
+        [" ".join(pair) if isinstance(pair, list) else pair for pair in description["model"]["merges"]]
+    )
+    writer.add_bos_token_id(vocabulary["<|bos|>"])
+    writer.add_eos_token_id(vocabulary["<|eos|>"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    rng = np.random.default_rng(declared.seed)
+    parameters = 0
+    for tensor, shape in _tensors(len(tokens), width, kv_width, layers):
+        if len(shape) == 1:
+            data: Any = np.ones(shape, np.float32)
+        else:
+            data = (rng.standard_normal(shape) * 0.02).astype(np.float16)
+        writer.add_tensor(tensor, data)
+        parameters += data.size
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return parameters
+
+
+def _tensors(vocabulary: int, width: int, kv_width: int, layers: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the names and shapes of a llama's tensors, norms one-dimensional."""
+    tensors: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (vocabulary, width)),
+        ("output_norm.weight", (width,)),
+        ("output.weight", (vocabulary, width)),
+    ]
+    for layer in range(layers):
+        block: dict[str, tuple[int, ...]] = {
+            "attn_norm": (width,),
+            "ffn_norm": (width,),
+            "attn_q": (width, width),
+            "attn_k": (kv_width, width),
+            "attn_v": (kv_width, width),
+            "attn_output": (width, width),
+            "ffn_gate": (2 * width, width),
+            "ffn_up": (2 * width, width),
+            "ffn_down": (width, 2 * width),
+        }
+        tensors += [(f"blk.{layer}.{name}.weight", shape) for name, shape in block.items()]
+    return tensors

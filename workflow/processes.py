@@ -1,0 +1,170 @@
+"""Start, probe, watch and stop the processes of a point. Nothing else in the workflow starts a long-lived process.
+
+Every process of an attempt carries the attempt's token in its environment. Process groups are what is signalled
+first; the token finds what left its group (a child that called setsid), whoever its parent is by now. A guard process
+outside the job's group sweeps after the job even if the job itself is killed with SIGKILL.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOKEN_VARIABLE = "OFFLOAD_SWEEP_ATTEMPT"  # noqa: S105 - a mark on processes, not a secret
+
+
+@dataclass(frozen=True)
+class Managed:
+    """A started process, leader of its own group."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    argv: tuple[str, ...]
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether the process still runs."""
+        return self.popen.poll() is None
+
+
+def start(
+    name: str, argv: tuple[str, ...], env: Mapping[str, str], log: Path, token: str, cwd: Path | None = None
+) -> Managed:
+    """Start a process in a session of its own, its output appended to `log`.
+
+    Raises OSError if the program cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        popen = subprocess.Popen(
+            argv,
+            env={**os.environ, **env, TOKEN_VARIABLE: token},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=cwd,
+        )
+    return Managed(name, popen, log, argv)
+
+
+def stop(process: Managed, grace_s: float, first: signal.Signals = signal.SIGTERM) -> int:
+    """Stop a process and its group: `first`, then after `grace_s` seconds SIGKILL; return its exit code."""
+    if process.alive:
+        _signal_group(process.popen.pid, first)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(grace_s)
+    # The group may outlive its leader, so it is killed even where the leader ended by itself.
+    _signal_group(process.popen.pid, signal.SIGKILL)
+    return process.popen.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def marked(token: str) -> Iterator[psutil.Process]:
+    """Yield live processes that carry an attempt's token, this one left out."""
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN_VARIABLE) == token:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it ended, or is another user's: then it cannot be ours
+
+
+def sweep(token: str, grace_s: float = 3.0) -> list[str]:
+    """End every process of an attempt, politely first, and return what had to be ended, as `pid command`."""
+    found = list(marked(token))
+    swept = []
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            swept.append(f"{process.pid} {' '.join(process.cmdline()[:6])}")
+            process.terminate()
+    psutil.wait_procs(found, timeout=grace_s)
+    # A process may fork while it is being looked for: look until nothing is left.
+    while left := list(marked(token)):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+    return swept
+
+
+class Guard:
+    """A process of its own session that sweeps the attempt's processes once this process is gone, however it went."""
+
+    def __init__(self, token: str, root: Path) -> None:
+        read, self._write = os.pipe()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "workflow.processes", token],
+            stdin=read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=root,
+            # Without the token: the guard must not sweep itself.
+            env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+        )
+        os.close(read)
+
+    def close(self) -> None:
+        """Let the guard sweep and end, and wait for it."""
+        os.close(self._write)
+        self._popen.wait()
+
+
+def free_ports(names: tuple[str, ...]) -> dict[str, int]:
+    """Return a free TCP port for each name, chosen by the kernel; all are held until the last one is known."""
+    with contextlib.ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.socket()) for name in names}
+        for held in sockets.values():
+            held.bind(("127.0.0.1", 0))
+        return {name: int(held.getsockname()[1]) for name, held in sockets.items()}
+
+
+def owns_port(process: Managed, port: int) -> bool:
+    """Tell whether the process or one of its descendants listens on a port: a stranger's server answers probes too."""
+    try:
+        root = psutil.Process(process.popen.pid)
+        family = [root, *root.children(recursive=True)]
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for member in family
+            for connection in member.net_connections(kind="tcp")
+        )
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, interval_s: float = 0.2) -> bool:
+    """Call `condition` until it holds or the deadline has passed; tell whether it held."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+def _guard(token: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()  # returns when the last writer of the pipe is gone
+    sweep(token)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1])

@@ -1,0 +1,324 @@
+"""Per-request records of a replay client (JSON lines) as columns.
+
+Two dialects are read: aiperf and agentx-harness (`{"metadata": {...}, "metrics": {...}, "error": ...}`), and the flat
+records of a small hand-written client (`{"session", "turn", "start", "ttft", "latency", ...}`, seconds).
+
+A file is read line by line, and only the columns below are kept, so that a million records need about 150 bytes each.
+"""
+
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from workflow.contract import InputError
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+# Factor from a unit that a client writes to seconds. The unit in the file wins: perf_analyzer wrote nanoseconds where
+# others write milliseconds, and the number alone does not tell.
+SECONDS: Mapping[str | None, float] = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "seconds": 1.0,
+    "us": 1e-6,
+    "ns": 1e-9,
+    "milliseconds": 1e-3,
+    "microseconds": 1e-6,
+    "nanoseconds": 1e-9,
+    None: 1e-3,
+}
+
+# column -> (name of the client's metric, is a time)
+METRICS: Mapping[str, tuple[str, bool]] = {
+    "ttft_s": ("time_to_first_token", True),
+    "e2e_s": ("request_latency", True),
+    "itl_s": ("inter_token_latency", True),
+    "full_response_itl_s": ("full_response_inter_token_latency", True),
+    "input_tokens": ("input_sequence_length", False),
+    "output_tokens": ("output_sequence_length", False),
+    "cached_tokens": ("usage_prompt_cache_read_tokens", False),
+}
+
+
+# column -> key of the flat dialect
+FLAT: Mapping[str, str] = {
+    "ttft_s": "ttft",
+    "e2e_s": "latency",
+    "itl_s": "itl",
+    "full_response_itl_s": "full_response_itl",
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "completion_tokens",
+    "cached_tokens": "cached_tokens",
+}
+
+PLAIN = frozenset((float, int))
+
+
+@dataclass
+class Records:
+    """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
+
+    # -- of successful profiled requests
+    start_ns: Integers
+    end_ns: Integers
+    lag_s: Floats
+    """From the moment the client decided to send to the moment it sent."""
+    turn: Integers
+    agent_depth: Integers
+    session: Integers
+    """Code into `sessions`."""
+    conversation: Integers
+    """Code into `conversations`."""
+    values: dict[str, Floats]
+    """A column for each key of METRICS: seconds or tokens."""
+    sessions: list[str]
+    conversations: list[str]
+    # -- of the other profiled requests (failed, cancelled): they load the server too
+    other_start_ns: Integers
+    other_end_ns: Integers
+    # -- counts in exclusive classes
+    warmup: int = 0
+    warmup_failed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    unreadable: int = 0
+    # -- InferenceX counts a failed warm-up in both of its buckets; only its own aggregate uses these two
+    dropped_as_warmup: int = 0
+    dropped_as_error: int = 0
+    error_categories: Counter[str] = field(default_factory=Counter)
+    profiled_error_categories: Counter[str] = field(default_factory=Counter)
+    traces: set[str] = field(default_factory=set)
+    """Trace ids that were seen, warm-up included."""
+    last_warmup_end_ns: int | None = None
+    wall_clock: bool = True
+    """False where times count from the client's own start, so that they cannot be laid over the server's."""
+
+    @property
+    def total(self) -> int:
+        """All lines of the file that were not blank."""
+        return self.warmup + self.warmup_failed + self.succeeded + self.failed + self.cancelled + self.unreadable
+
+
+def read_records(path: Path) -> Records:
+    """Read a client's records; a line that is not a record is counted in `unreadable` and skipped.
+
+    Raises InputError: no such file.
+    """
+    table = _Table()
+    for line in _lines(path):
+        table.add(line)
+    return table.finish()
+
+
+def error_category(error: Any) -> str:
+    """Return InferenceX's category of a record's error: the first filled field of five, else the message's head."""
+    if isinstance(error, Mapping):
+        for key in ("type", "error_type", "code", "class", "status"):
+            if error.get(key):
+                return str(error[key])
+        error = error.get("message") or "unknown"
+    return str(error).split(":", 1)[0].strip()[:120] or "unknown"
+
+
+def number(value: Any) -> float:
+    """Return a number from a record as float: NaN for null, for text without a number and for NaN or infinity as text.
+
+    `"15,559.05"` is fifteen thousand: a reader that takes the comma for a separator makes it 15 or 0.
+    """
+    if isinstance(value, bool) or value is None:
+        return math.nan
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return float(value.replace(",", ""))
+        except ValueError:
+            return math.nan
+    return math.nan
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=1 << 20) as stream:
+            for line in stream:
+                if not line.isspace():
+                    yield line
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        data = orjson.loads(line)
+    except ValueError:
+        try:
+            # Python's own parser takes bare NaN and Infinity, which several clients write although JSON has neither.
+            data = json.loads(line)
+        except ValueError:
+            return None
+    return data if isinstance(data, dict) else None
+
+
+class _Table:
+    """Columns that grow by one record at a time."""
+
+    def __init__(self) -> None:
+        self.start, self.end = array("q"), array("q")
+        self.turn, self.depth, self.session, self.conversation = array("q"), array("q"), array("q"), array("q")
+        self.lag = array("d")
+        self.values = {column: array("d") for column in METRICS}
+        self.appends = [(name, time, self.values[column].append) for column, (name, time) in METRICS.items()]
+        self.other_start, self.other_end = array("q"), array("q")
+        self.sessions: dict[str, int] = {}
+        self.conversations: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.profiled_errors: Counter[str] = Counter()
+        self.traces: set[str] = set()
+        self.last_warmup_end: int | None = None
+        self.wall_clock = True
+        self.succeeded = 0
+
+    def add(self, line: bytes) -> None:
+        data = _parse(line)
+        if data is None:
+            self.counts["unreadable"] += 1
+            return
+        metadata = data.get("metadata")
+        try:
+            if isinstance(metadata, dict):
+                self._client_record(data, metadata)
+            elif "session" in data and ("latency" in data or "error" in data):
+                self._flat_record(data)
+            else:
+                self.counts["unreadable"] += 1
+        except (TypeError, ValueError, KeyError):
+            self.counts["unreadable"] += 1
+
+    def _client_record(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        start, end = int(metadata["request_start_ns"]), int(metadata["request_end_ns"])
+        error = data.get("error")
+        conversation = str(metadata.get("conversation_id", ""))
+        warmup = metadata.get("benchmark_phase", "profiling") != "profiling"
+        if error:
+            self.counts["dropped_as_error"] += 1
+            self.errors[error_category(error)] += 1
+        if warmup:
+            self.counts["dropped_as_warmup"] += 1
+            self.counts["warmup_failed" if error or metadata.get("was_cancelled") else "warmup"] += 1
+            self.last_warmup_end = max(end, self.last_warmup_end or end)
+        elif error or metadata.get("was_cancelled") or metadata.get("context_overflow_skip"):
+            self._unanswered(start, end, error, cancelled=bool(metadata.get("was_cancelled")))
+        else:
+            row = self._values(data.get("metrics") or {})
+            turn, depth = int(metadata.get("turn_index") or 0), int(metadata.get("agent_depth") or 0)
+            credit = metadata.get("credit_issued_ns")
+            lag = (start - credit) / 1e9 if credit else math.nan
+            root = (
+                metadata.get("root_correlation_id") or metadata.get("x_correlation_id") or metadata.get("session_num")
+            )
+            # Nothing is appended before the whole row is known: a row that fails half-way would shift the columns.
+            self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
+        self.traces.add(metadata.get("source_trace_id") or conversation.partition("::")[0])
+
+    def _values(self, metrics: dict[str, Any]) -> list[float]:
+        row = []
+        for name, time, _ in self.appends:
+            value: Any = metrics.get(name)
+            scale = 1e-3 if time else 1.0
+            if type(value) is dict:
+                if time:
+                    scale = SECONDS[value.get("unit")]
+                value = value.get("value")
+            row.append(value * scale if type(value) in PLAIN else number(value) * scale)
+        return row
+
+    def _flat_record(self, data: dict[str, Any]) -> None:
+        self.wall_clock = False
+        session = str(data["session"])
+        start_s, latency_s = number(data.get("start")), number(data.get("latency"))
+        start = round(start_s * 1e9) if math.isfinite(start_s) else None
+        if data.get("error"):
+            self.counts["dropped_as_error"] += 1
+            self.errors[error_category(data["error"])] += 1
+            end = start + round(latency_s * 1e9) if start is not None and math.isfinite(latency_s) else start
+            self._unanswered(start, end, data["error"], cancelled=False)
+            return
+        if start is None:
+            raise ValueError("an answered request has a start")
+        end = start + (round(latency_s * 1e9) if math.isfinite(latency_s) else 0)
+        row = [number(data.get(FLAT[column])) for column in METRICS]
+        self._answered(row, (start, end, int(data.get("turn") or 0), 0), math.nan, (session, session))
+
+    def _unanswered(self, start: int | None, end: int | None, error: Any, *, cancelled: bool) -> None:
+        self.counts["cancelled" if cancelled else "failed"] += 1
+        if not cancelled:
+            self.profiled_errors[error_category(error) if error else "context_overflow_skip"] += 1
+        if start is not None and end is not None:
+            self.other_start.append(start)
+            self.other_end.append(end)
+
+    def _answered(
+        self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
+    ) -> None:
+        self.succeeded += 1
+        for (_, _, append), value in zip(self.appends, row, strict=True):
+            append(value)
+        start, end, turn, depth = numbers
+        self.start.append(start)
+        self.end.append(end)
+        self.turn.append(turn)
+        self.depth.append(depth)
+        self.lag.append(lag)
+        session, conversation = names
+        self.session.append(self.sessions.setdefault(session, len(self.sessions)))
+        self.conversation.append(self.conversations.setdefault(conversation, len(self.conversations)))
+
+    def finish(self) -> Records:
+        return Records(
+            start_ns=_integers(self.start),
+            end_ns=_integers(self.end),
+            lag_s=_floats(self.lag),
+            turn=_integers(self.turn),
+            agent_depth=_integers(self.depth),
+            session=_integers(self.session),
+            conversation=_integers(self.conversation),
+            values={column: _floats(values) for column, values in self.values.items()},
+            sessions=list(self.sessions),
+            conversations=list(self.conversations),
+            other_start_ns=_integers(self.other_start),
+            other_end_ns=_integers(self.other_end),
+            warmup=self.counts["warmup"],
+            warmup_failed=self.counts["warmup_failed"],
+            succeeded=self.succeeded,
+            failed=self.counts["failed"],
+            cancelled=self.counts["cancelled"],
+            unreadable=self.counts["unreadable"],
+            dropped_as_warmup=self.counts["dropped_as_warmup"],
+            dropped_as_error=self.counts["dropped_as_error"],
+            error_categories=self.errors,
+            profiled_error_categories=self.profiled_errors,
+            traces=self.traces,
+            last_warmup_end_ns=self.last_warmup_end,
+            wall_clock=self.wall_clock,
+        )
+
+
+def _integers(values: "array[int]") -> Integers:
+    return np.frombuffer(values, dtype=np.int64) if values else np.empty(0, dtype=np.int64)
+
+
+def _floats(values: "array[float]") -> Floats:
+    return np.frombuffer(values, dtype=np.float64) if values else np.empty(0, dtype=np.float64)

@@ -1,0 +1,89 @@
+"""Everything that is known before the first job: the files of configs/ -> the points to measure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow import yamlfile
+from workflow.changelog import load_changelog, select_entries
+from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSet, TraceSets
+from workflow.contract import InputError
+from workflow.matrix import PlannedRow, load_master, load_runners, plan_rows
+from workflow.plans import plan_for
+from workflow.points import Point, by_id, make_point, slug, trace_identity
+from workflow.recipes import load_recipes
+from workflow.traces import GENERATOR
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A planned sweep."""
+
+    config: Config
+    points: dict[str, Point]
+    """By id, in the order of the search spaces."""
+    traces: dict[str, TraceSet]
+    models: dict[str, MadeModel]
+    """Models that the workflow makes, by folder name."""
+    model_names: dict[str, str]
+    """Folder name -> the model's name."""
+    clusters: dict[str, Cluster]
+
+    def cluster(self, point: str) -> Cluster:
+        """Return where a point runs."""
+        return self.clusters[self.points[point].row.runner]
+
+
+def plan_sweep(config: Config) -> Sweep:
+    """Read what the config names and plan the points; raises InputError with file, line and key."""
+    traces = _load(TraceSets, config.traces).traces
+    models = _load(Models, config.models).models
+    clusters = _load(Clusters, config.clusters).clusters
+    name = config.replay.trace_set
+    if name not in traces:
+        raise InputError(
+            f"no trace set {name!r} in {config.traces}", key="replay.trace_set", allowed=", ".join(sorted(traces))
+        )
+    entries = select_entries(load_changelog(Path(config.changelog.file)), config.changelog)
+    master = load_master([Path(path) for path in config.masters])
+    rows = plan_rows(entries, master, load_runners(Path(config.runners)))
+    recipes = load_recipes(Path(config.recipes))
+    trace = trace_identity(name, traces[name], GENERATOR)
+    points = []
+    for planned in rows:
+        _check_runs_somewhere(planned, config, clusters, models)
+        plan, costs = plan_for(planned, recipes)
+        points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model)))
+    return Sweep(
+        config,
+        points=by_id(points),
+        traces=traces,
+        models={slug(model): made for model, made in models.items()},
+        model_names={slug(model): model for model in models},
+        clusters=clusters,
+    )
+
+
+def _check_runs_somewhere(
+    planned: PlannedRow, config: Config, clusters: dict[str, Cluster], models: dict[str, MadeModel]
+) -> None:
+    row = planned.row
+    if row.runner not in clusters:
+        raise InputError(
+            f"runner {row.runner!r} of {planned.origin} is not in {config.clusters}",
+            key="clusters",
+            allowed=", ".join(sorted(clusters)),
+        )
+    paths = clusters[row.runner].model_paths
+    if row.model not in models and row.model not in paths:
+        raise InputError(
+            f"nobody knows where model {row.model!r} is",
+            file=planned.file,
+            line=planned.line,
+            key="model",
+            allowed=", ".join(sorted({*models, *paths})),
+            do=f"add it to model_paths of {row.runner} in {config.clusters}, or to {config.models}",
+        )
+
+
+def _load(model: type[yamlfile.Model], path: str) -> yamlfile.Model:
+    return yamlfile.validate(model, yamlfile.load(Path(path)), Path(path))
