@@ -104,6 +104,8 @@ class Selection:
     """May be empty where a change only withdrew, moved or edited entries: `messages` then says so."""
     changes: tuple[Change, ...] = ()
     """Empty where entries were selected by hand."""
+    log: tuple[LoggedEntry, ...] = ()
+    """The whole log, where it had to be read for the selection."""
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -156,7 +158,8 @@ def select(root: Path, selection: "ChangelogSelection") -> Selection:
     """
     path = root / selection.file
     if selection.base is None:
-        return Selection(select_entries(load_changelog(path), selection))
+        log = load_changelog(path)
+        return Selection(select_entries(log, selection), log=log)
     old = file_at(root, selection.base, selection.file)
     base = (Path(f"{selection.file}@{selection.base}"), old)
     found = changes_of_texts(base, (path, yamlfile.read_bytes(path)))
