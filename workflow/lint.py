@@ -177,15 +177,17 @@ _RESIDENT = re.compile(r"\bGPU[- ]resident\b|\bresident\b|\bno (?:KV )?offload|\
 # A bullet with one of these tells a history or compares with something else: its numbers are not the plan.
 _HISTORY = re.compile(
     r"\b(?:replac|drop|remov|delet|instead|previous|prior|former|no longer|retir|exclud|skip|cap|stop|trim|from\b|fail"
-    r"|crash|unlike|versus|vs\b|beyond|past\b|until|sibling|validated|measured|tried|tested|observ|characteri|was\b|were\b|legacy"
-    r"|published|same\b|mirror|existing|switch|chang|updat|bump|deprecat|wired|without|not\b|except|only\b)",
+    r"|crash|unlike|versus|vs\b|beyond|past\b|until|sibling|validated|measured|tried|tested|observ|characteri|was\b"
+    r"|were\b|legacy|published|deprecat|without|not\b|except)",
     re.IGNORECASE,
 )
+# With these a backend is named beside what is measured.
+_BESIDE = re.compile(r"\b(?:same|mirror|existing|like|wired|off\b|only|switch|chang|updat|bump)", re.IGNORECASE)
 _ITEM = r"c?\d+(?:\s?(?:-|\u2013|through|to)\s?c?\d+)?"
 _LIST = rf"{_ITEM}(?:(?:\s*,\s*and\s+|\s*[,/]\s*|\s+and\s+){_ITEM})*"
 _CONCURRENCY = re.compile(
-    rf"\bconc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*(?P<a>{_LIST})(?![\w.%\u00d7]|-\w)"
-    rf"|(?<![\w.#-])(?P<b>c\d+(?:\s?[/,-]\s?c?\d+)*)(?![\w.%\u00d7-])"
+    rf"\bconc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*(?P<a>(?>{_LIST}))(?![\w%\u00d7]|\.\d|-\w)"
+    rf"|(?<![\w.#-])(?P<b>(?>c\d+(?:\s?[/,-]\s?c?\d+)*))(?![\w%\u00d7-]|\.\d)"
 )
 _VERSION = (
     r"[ -]?(?:==|=|@|version )?\s?v?(?P<version>\d+\.\d+(?:\.\d+)*(?:[._-]?(?:rc|post|dev|a|b)\d*)*)(?![\w.]*[\w])"
@@ -217,7 +219,7 @@ def _descriptions(entry: LoggedEntry, rows: Sequence[AnyPlanned]) -> Iterator[Pl
         yield from _images(entry, line, text, rows)
         yield from _plumbing(entry, line, text)
         yield from _versions(entry, line, text, rows)
-        if not _HISTORY.search(text):
+        if not _HISTORY.search(text) and not _BESIDE.search(text):
             yield from _backends(entry, line, text, rows)
         # Each clause is held against the arms that it names.
         for clause in re.split(r"(?<=[.;])\s+", text):
