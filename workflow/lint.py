@@ -186,7 +186,8 @@ _BESIDE = re.compile(r"\b(?:same|mirror|existing|like|wired|off\b|only|switch|ch
 _ITEM = r"c?\d+(?:\s?(?:-|\u2013|through|to)\s?c?\d+)?"
 _LIST = rf"{_ITEM}(?:(?:\s*,\s*and\s+|\s*[,/]\s*|\s+and\s+){_ITEM})*"
 _CONCURRENCY = re.compile(
-    rf"\bconc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*(?P<a>(?>{_LIST}))(?![\w%\u00d7]|\.\d|-\w)"
+    rf"\bconc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*"
+    rf"(?P<a>(?>{_LIST}))(?![\w%\u00d7]|\.\d|-\w)"
     rf"|(?<![\w.#-])(?P<b>(?>c\d+(?:\s?[/,-]\s?c?\d+)*))(?![\w%\u00d7-]|\.\d)"
 )
 _VERSION = (
