@@ -45,6 +45,32 @@ class PlanCode(StrEnum):
     BUDGET_ABOVE_NODE = "budget_above_node"
 
 
+EXPLAINED = {
+    PlanCode.TAB: "a tab in a YAML file; InferenceX's gate refuses it",
+    PlanCode.CARRIAGE_RETURN: "Windows line ends in a YAML file; InferenceX's gate refuses them",
+    PlanCode.UNFINISHED: "an entry that is marked WIP, DNM or DO NOT MERGE",
+    PlanCode.PLACEHOLDER_LINK: "a pr-link that is not the address of a pull request",
+    PlanCode.COPIED_LINK: "a pr-link that an earlier entry has too, for other config keys",
+    PlanCode.NOTHING_SELECTED: "an entry whose keys and scenarios select no line of a search space",
+    PlanCode.DESCRIBED_CONCURRENCY: "a concurrency in the description that the search space does not measure",
+    PlanCode.DESCRIBED_VERSION: "a version in the description that the search space does not declare",
+    PlanCode.DESCRIBED_BACKEND: "a backend in the description that the search space does not have",
+    PlanCode.DESCRIBED_IMAGE: "an image in the description that the search space does not use",
+    PlanCode.UNCHECKABLE_CLAIM: "a claim that a script takes a version from the search space",
+    PlanCode.SAME_POINT: "two lines, or one line twice, that expand to one point",
+    PlanCode.SAME_NAME: "two points of one key that InferenceX writes under one exp-name",
+    PlanCode.NO_HARDWARE: "a runner without hardware facts",
+    PlanCode.BUDGET_ABOVE_NODE: "a host budget above what the node has for its GPUs",
+}
+"""What each code finds, for docs/write-an-entry.md."""
+
+
+def codes_table() -> str:
+    """Return the table of all codes in Markdown."""
+    rows = [f"| `{code}` | {EXPLAINED[code]} |" for code in PlanCode]
+    return "\n".join(["| code | finds |", "|---|---|", *rows, ""])
+
+
 class PlanFinding(Strict):
     """One thing to mend: a warning, or an error with `strict: true`."""
 

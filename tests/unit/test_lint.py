@@ -5,7 +5,7 @@ import pytest
 from spaces import agentic, entry, fixed, log, master, runners, space
 
 from workflow.contract import InputError
-from workflow.lint import PlanCode, lint, lint_text, refuse
+from workflow.lint import PlanCode, codes_table, lint, lint_text, refuse
 from workflow.matrix import expand
 
 LMCACHE = "kv-offloading: dram, kv-offload-backend: {name: lmcache, version: 0.5.4rc2}"
@@ -184,6 +184,12 @@ def test_strict_makes_errors_of_all_findings():
     assert str(caught.value).splitlines() == [item.message for item in found]
     assert len(found) == 2
     refuse([])
+
+
+def test_the_documented_table_is_that_of_the_code(project):
+    text = (project / "docs" / "write-an-entry.md").read_text()
+    between = text.split("<!-- findings: generated from workflow/lint.py -->\n")[1].split("<!-- /findings -->")[0]
+    assert between == codes_table()
 
 
 # ---------------------------------------------------------------------------------------------------------- real ones
