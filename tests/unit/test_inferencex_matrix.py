@@ -99,6 +99,11 @@ def test_fixed_evals_are_the_highest_and_the_median_concurrency_of_each_attentio
     assert all(row["run-eval"] and row["eval-only"] and "recipe-fingerprint" not in row for row in rows["evals"])
 
 
+def test_the_median_of_an_even_number_of_concurrencies_is_the_upper_one():
+    rows = matrix(log(entry("a")), space("a", fixed("tp: 8, conc-list: [128, 16, 32, 64]"), runner="b200"))
+    assert concs(rows["evals"]) == [128, 64]
+
+
 def test_one_agentic_eval_for_a_deployment_even_over_several_keys_of_an_entry():
     first = space("a", agentic(f"tp: 8, {RESIDENT}, conc-list: [1, 8]"))
     second = space("b", agentic(f"tp: 4, {RESIDENT}, conc-list: [8, 2]"))

@@ -34,6 +34,15 @@ def test_the_lmcache_ladder_of_b200_gives_its_14_points_with_router_and_budget()
     assert [row.router is not None for row in rows] == [row.dp_attn for row in rows] == [False] * 3 + [True] * 11
 
 
+def test_the_example_of_the_docs_plans_what_it_says(project):
+    text = (project / "docs" / "write-an-entry.md").read_text()
+    example, searched = [part.split("```")[0] for part in text.split("```yaml\n")[1:]]
+    entries, found, facts = log(example), master(searched), runners()
+    rows = plan_rows(entries, found, facts)
+    assert [item.row.conc for item in rows] == [8, 12, 16]
+    assert lint(entries, found, facts, rows) == []
+
+
 def test_a_row_knows_where_it_came_from():
     (first, _) = plan_rows(log(entry("a")), master(KEY), runners())
     assert first.origin == "master.yaml:12 (a, conc 1)"

@@ -38,6 +38,11 @@ def test_data_reads_as_a_plain_loader_reads_it_eagerly_and_lazily(data):
     assert lazy == data
 
 
+def test_equal_texts_keep_their_type_and_quoted_ones_are_strings():
+    text = b"[1x, 1, 1x, '1', 1, yes, 'yes', y, ~, '~', 1.5, '1.5', 1_000]"
+    assert yamlfile.parse(text, PATH) == ["1x", 1, "1x", "1", 1, True, "yes", "y", None, "~", 1.5, "1.5", 1000]
+
+
 def test_every_key_and_item_knows_its_line():
     data = yamlfile.parse(b"a:\n- x\n- y: 1\n  z: 2\nb: 3\n", PATH)
     assert yamlfile.line_of(data, ("a", 1, "z")) == 4
