@@ -145,7 +145,11 @@ def changes_of_texts(base: tuple[Path, bytes], head: tuple[Path, bytes]) -> tupl
     (base_path, base_text), (head_path, head_text) = base, head
     if _appends(base_text, head_text):
         # The usual change. No old entry can have changed, so only the new ones are parsed.
-        return tuple(Change("added", None, item) for item in _appended(base_text, head_text, head_path))
+        try:
+            return tuple(Change("added", None, item) for item in _appended(base_text, head_text, head_path))
+        except InputError:
+            # An alias of something in the old part; a real mistake is raised again by the reading of the whole log.
+            return changes(parse_changelog(base_text, base_path), parse_changelog(head_text, head_path))
     old = parse_changelog(base_text, base_path) if base_text.strip() else ()
     return changes(old, parse_changelog(head_text, head_path))
 

@@ -91,6 +91,17 @@ def test_X5_an_entry_without_a_blank_line_before_it_is_accepted():  # noqa: N802
     assert told(OLD, OLD + item("d", 4)) == [("added", "d")]
 
 
+def test_a_new_entry_may_use_an_anchor_of_an_old_one():
+    anchored = OLD.replace("config-keys:\n  - c", "config-keys: &keys\n  - c")
+    again = item("x", 4).replace("\n  - x", " *keys")
+    assert told(anchored, anchored + again) == [("added", "c")]
+
+
+def test_a_mistake_in_a_new_entry_is_raised_with_its_line():
+    with pytest.raises(InputError, match=r"perf-changelog\.yaml:\d+: 3\.pr_link: unknown key"):
+        told(OLD, OLD + item("d", 4, more="  pr_link: x\n"))
+
+
 def test_the_first_entry_of_a_log_is_a_change():
     assert told("", item("a", 1)) == [("added", "a")]
 
