@@ -16,9 +16,9 @@ SWEEP = load_sweep()
 
 wildcard_constraints:
     point=any_of(SWEEP.points),
-    trace_set=any_of(SWEEP.traces),
-    model=any_of(SWEEP.models),
-    environment=any_of(ENVIRONMENTS),
+    trace_set=any_of(SWEEP.trace_sets),
+    model=any_of(SWEEP.made_models),
+    environment=any_of(SWEEP.locks),
     figure=any_of(FIGURES),
 
 
@@ -42,11 +42,9 @@ rule all:
         "results/metrics.parquet",
         "results/comparison.csv",
         "results/summary.md",
-        collect("results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")),
-
-
-onstart:
-    show_bill()
+        collect(
+            "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
+        ),
 
 
 onsuccess:

@@ -5,21 +5,25 @@ import shlex
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from workflow.config import load_config
 from workflow.contract import InputError
-from workflow.points import bill, plan_tsv, slug
+from workflow.points import bill
 from workflow.report import FIGURES
-from workflow.sweep import plan_sweep
+from workflow.sweep import plan_sweep, write_plan
 
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
 PYTHON = shlex.quote(sys.executable)
-ENVIRONMENTS = sorted(path.stem for path in Path("configs/environments").glob("*.txt"))
 # What turns artefacts into numbers: an edit of any of these judges all points again, and measures none.
 METRICS_MODULES = sorted(
     str(path)
-    for name in ("metrics", "measured", "definitions", "evidence", "verdict", "readers/*")
+    for name in (
+        "metrics",
+        "measured",
+        "definitions",
+        "evidence",
+        "verdict",
+        "readers/*",
+    )
     for path in Path("workflow").glob(f"{name}.py")
 )
 # More threads than any machine has: Snakemake scales a job down to the cores it was given, so that such a job runs alone.
@@ -27,17 +31,24 @@ WHOLE_MACHINE = 10_000
 
 
 def load_sweep():
-    """Plan the sweep, or end with one message without a traceback."""
-    files = [Path(path) for path in workflow.config_settings.configfiles] or [Path("configs/config.yaml")]
+    """Plan the sweep and write the plan, or end with one message without a traceback."""
+    files = [Path(path) for path in workflow.config_settings.configfiles] or [
+        Path("configs/config.yaml")
+    ]
     try:
-        return plan_sweep(load_config(files, workflow.config_settings.config))
+        sweep = plan_sweep(load_config(files, workflow.config_settings.config))
     except InputError as error:
-        raise WorkflowError(str(error)) from None
-
-
-def show_bill():
-    """Say what the sweep costs before it is paid."""
-    print(f"Sweep: {bill(SWEEP.points.values())}", file=sys.stderr)
+        # Not a WorkflowError: Snakemake would add where in its rules the error was raised, which helps nobody here.
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    # Jobs read this file too, some of them at the same time on other nodes; only the main process writes and speaks.
+    if workflow.is_main_process:
+        write_plan(sweep, Path("results"))
+        print(
+            f"Sweep: {bill(sweep.points.values())}; each point is in results/plan.tsv",
+            file=sys.stderr,
+        )
+    return sweep
 
 
 def any_of(names):
@@ -54,7 +65,11 @@ def print_file(path):
 def wanted_points():
     """Return the points whose runs are asked for: all, or with partial=true those that have been measured."""
     if SWEEP.config.partial:
-        return [point for point in SWEEP.points if Path(f"results/runs/{point}/run.json").exists()]
+        return [
+            point
+            for point in SWEEP.points
+            if Path(f"results/runs/{point}/run.json").exists()
+        ]
     return list(SWEEP.points)
 
 
@@ -63,21 +78,21 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
-def point_message(wildcards):
-    """Return what a point is and how long it takes, for the list of jobs."""
-    point = SWEEP.points[wildcards.point]
-    return (
-        f"{point.id}: {point.arm} at concurrency {point.concurrency}, {point.gpus} GPU(s), "
-        f"about {point.expected_s / 60:.1f} min"
-    )
+def point_file(point):
+    """Return the file of a planned point."""
+    return f"results/points/{point.id}.json"
+
+
+def client_environment(point):
+    """Return what says that a point's replay client is prepared."""
+    return f".envs/{point.environments[point.replay.client]}/environment.json"
 
 
 def prepared_parts(wildcards):
     """Return what has to be prepared before a GPU is allocated to a point."""
     point = SWEEP.points[wildcards.point]
-    environments = {point.replay.client, *(s.environment for s in point.plan.services if s.environment)}
-    parts = [f".envs/{name}/environment.json" for name in sorted(environments)]
-    parts.append(f"results/traces/{point.trace.name}/trace_set.json")
+    parts = [f".envs/{key}/environment.json" for key in point.environments.values()]
+    parts.append(f"results/traces/{point.trace.key}/trace_set.json")
     if point.made_model is not None:
-        parts.append(f"results/models/{slug(point.row.model)}/model.json")
+        parts.append(f"results/models/{point.model_key}/model.json")
     return [ancient(part) for part in parts]

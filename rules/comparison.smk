@@ -5,7 +5,9 @@ rule comparison:
     input:
         module="workflow/comparison.py",
         table="results/metrics.parquet",
-        requests=collect("results/metrics/{point}.requests.parquet", point=wanted_points()),
+        requests=collect(
+            "results/metrics/{point}.requests.parquet", point=wanted_points()
+        ),
     output:
         comparison="results/comparison.csv",
         summary="results/summary.md",

@@ -27,5 +27,7 @@ rule figure:
 
 rule figures:
     input:
-        collect("results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")),
+        collect(
+            "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
+        ),
         "results/summary.md",

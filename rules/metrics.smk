@@ -11,10 +11,10 @@ rule point_metrics:
         requests="results/metrics/{point}.requests.parquet",
     log:
         "results/logs/metrics/{point}.log",
-    params:
-        limits=SWEEP.config.limits.model_dump_json(),
     conda:
         "../environment.yml"
+    params:
+        limits=SWEEP.config.limits.model_dump_json(),
     message:
         "Judge {wildcards.point}"
     script:

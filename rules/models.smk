@@ -1,20 +1,20 @@
-"""READS a model's declaration in configs/models.yaml. WRITES results/models/<model>/: weights and tokenizer."""
+"""READS a model's declaration in a point. WRITES results/models/<model>-<hash>/: random weights and a tokenizer."""
 
 
 rule model:
     input:
-        module="workflow/models.py",
-        client=ancient(f".envs/{SWEEP.config.replay.client}/environment.json"),
+        point=lambda wildcards: ancient(point_file(SWEEP.made_models[wildcards.model])),
+        client=lambda wildcards: ancient(
+            client_environment(SWEEP.made_models[wildcards.model])
+        ),
     output:
         "results/models/{model}/model.json",
     log:
         "results/logs/models/{model}.log",
-    params:
-        name=lambda wildcards: SWEEP.model_names[wildcards.model],
-        declaration=lambda wildcards: SWEEP.models[wildcards.model].model_dump_json(),
     conda:
         "../environment.yml"
     message:
-        "Make the model {params.name}"
-    script:
-        "../scripts/make_model.py"
+        "Make the model {wildcards.model}"
+    shell:
+        "{PYTHON} -m workflow.parts model {input.point:q} $(dirname {input.client:q}) results/models/{wildcards.model}"
+        " > {log:q} 2>&1 || {{ cat {log:q} >&2; exit 1; }}"

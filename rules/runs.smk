@@ -18,11 +18,10 @@ rule run_point:
     threads: point_threads
     resources:
         try_number=lambda wildcards, attempt: attempt,
-    params:
-        message=point_message,
     message:
-        "Measure {params.message}"
+        "Measure {wildcards.point}"
     shell:
+        # No params: a change of one would measure the point again.
         # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
         "exec {PYTHON} -m workflow.runs {input.point:q} results/runs/{wildcards.point}"
         " --log {log:q} --try {resources.try_number} --stop-with-parent"

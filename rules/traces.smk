@@ -1,18 +1,19 @@
-"""READS a set's declaration in configs/traces.yaml. WRITES results/traces/<set>/: sessions and a manifest."""
+"""READS a set's declaration in a point. WRITES results/traces/<set>-<hash>/: sessions and a manifest."""
 
 
 rule trace_set:
     input:
-        module="workflow/traces.py",
+        point=lambda wildcards: ancient(
+            point_file(SWEEP.trace_sets[wildcards.trace_set])
+        ),
     output:
         "results/traces/{trace_set}/trace_set.json",
     log:
         "results/logs/traces/{trace_set}.log",
-    params:
-        declaration=lambda wildcards: SWEEP.traces[wildcards.trace_set].model_dump_json(),
     conda:
         "../environment.yml"
     message:
         "Prepare the trace set {wildcards.trace_set}"
-    script:
-        "../scripts/prepare_traces.py"
+    shell:
+        "{PYTHON} -m workflow.parts traces {input.point:q} {SWEEP.config.traces:q} results/traces/{wildcards.trace_set}"
+        " > {log:q} 2>&1 || {{ cat {log:q} >&2; exit 1; }}"

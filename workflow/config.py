@@ -88,6 +88,8 @@ class Config(Strict):
     traces: str = "configs/traces.yaml"
     models: str = "configs/models.yaml"
     recipes: str = "configs/recipes"
+    environments: str = "configs/environments"
+    """Lock files of the client and of engines, `<name>.txt`."""
     replay: Replay = Replay()
     limits: Limits = Limits()
     equalize: bool = True
@@ -98,8 +100,15 @@ class Config(Strict):
     """Draw what has been measured and say what has not, instead of asking for every point."""
 
 
+SHORT_NAMES = {"base": ("changelog", "base"), "entries": ("changelog", "entries")}
+"""Names for `--config` -> section and key that they set."""
+
+
 def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
-    """Merge config files, later ones winning, and `--config` overrides (`changelog.base=REV` sets a nested key).
+    """Merge config files, later ones winning, and `--config` overrides.
+
+    An override is a key of the file, `replay={duration_s: 60}`, or a short name of SHORT_NAMES, `entries=last 2`:
+    Snakemake takes no dots in a name.
 
     Raises InputError for an unknown key or a value that is not allowed, with the file and line that said so.
     """
@@ -112,10 +121,8 @@ def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
         yamlfile.validate(Config, data, path)
         _merge(merged, data)
     for key, value in overrides.items():
-        nested: Any = value
-        for part in reversed(str(key).split(".")):
-            nested = {part: nested}
-        _merge(merged, nested)
+        section, name = SHORT_NAMES.get(key, (None, key))
+        _merge(merged, {name: value} if section is None else {section: {name: value}})
     return yamlfile.validate(Config, merged, Path("--config"))
 
 

@@ -7,17 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workflow.contract import Document, InputError, file_sha256
+from workflow.contract import Document, InputError, digest
 
 
 class Environment(Document):
     """What a prepared environment holds. Its file is written last: without it the folder is not an environment."""
 
-    name: str
-    lock_sha256: str
+    key: str
+    """Name and hash of the lock, as the folder is called."""
     python: str
     packages: dict[str, str]
     """Name -> version, as installed."""
+
+
+def environment_key(lock: Path) -> str:
+    """Return the folder name of a lock's environment: its name and a hash of its lines, comments left out.
+
+    The key is part of every point that uses the environment: a number measured with other packages is another number.
+    """
+    lines = [line.split("#", 1)[0].strip() for line in lock.read_text().splitlines()]
+    return f"{lock.stem}-{digest([line for line in lines if line], 8)}"
 
 
 def prepare(lock: Path, folder: Path) -> Environment:
@@ -35,8 +44,7 @@ def prepare(lock: Path, folder: Path) -> Environment:
     listed = _run([uv, "pip", "list", "--quiet", "--python", python, "--format", "json"], lock)
     environment = Environment(
         schema_version=Environment.SCHEMA_VERSION,
-        name=lock.stem,
-        lock_sha256=file_sha256(lock),
+        key=environment_key(lock),
         python=_run([python, "-c", "import platform; print(platform.python_version())"], lock).strip(),
         packages={package["name"]: package["version"] for package in json.loads(listed)},
     )
@@ -62,14 +70,14 @@ def _run(argv: list[str], lock: Path) -> str:
 
 
 def main() -> int:
-    """Prepare one environment: `python -m workflow.environments LOCK FOLDER`."""
+    """Prepare one environment: `python -m workflow.environments LOCK FOLDER`; the folder is named by its key."""
     lock, folder = (Path(argument) for argument in sys.argv[1:3])
     try:
         environment = prepare(lock, folder)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{environment.name}: {len(environment.packages)} packages on Python {environment.python} in {folder}")
+    print(f"{environment.key}: {len(environment.packages)} packages on Python {environment.python} in {folder}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workflow.config import MadeModel, Replay, TraceSet
@@ -36,6 +36,11 @@ class TraceIdentity(Strict):
     generator: int | None
     """Version of the generator, for a generated set."""
 
+    @property
+    def key(self) -> str:
+        """Return the folder name of the prepared set: what it declares is in its path, so it is never out of date."""
+        return f"{self.name}-{digest({'declaration': self.declaration, 'generator': self.generator}, 8)}"
+
 
 class Point(Document):
     """One measurement: a model served in one way, replayed at one concurrency. No defaults: it states everything."""
@@ -54,11 +59,19 @@ class Point(Document):
     plan: ServePlan
     made_model: dict[str, Any] | None
     """Declaration of a model that the workflow makes itself; None: a checkpoint that exists elsewhere."""
+    environments: dict[str, str]
+    """Environment of the client and of engines -> its key, which holds a hash of its pinned packages."""
     trace: TraceIdentity
     replay: Replay
     protocol: int
     costs: Costs
     origin: Origin
+
+    @property
+    def model_key(self) -> str:
+        """Return the folder name of a made model. Its vocabulary comes from the client's corpus, so that counts too."""
+        parts = {"declaration": self.made_model, "client": self.environments[self.replay.client]}
+        return f"{slug(self.row.model)}-{digest(parts, 8)}"
 
     @property
     def expected_s(self) -> float:
@@ -73,11 +86,13 @@ def make_point(
     trace: TraceIdentity,
     replay: Replay,
     made_model: MadeModel | None,
+    locks: Mapping[str, str],
 ) -> Point:
     """Put a point together and name it.
 
     The id is a readable prefix and 10 hex digits of the sha256 of everything that the measurement depends on. Where
-    the point was asked for and what it costs do not change a number, so they are left out.
+    the point was asked for and what it costs do not change a number, so they are left out. `locks` holds the key of
+    every environment by name.
     """
     row = planned.row
     rows = row.model_dump(mode="json")
@@ -89,8 +104,11 @@ def make_point(
         "trace": trace.model_dump(mode="json"),
         "replay": replay.model_dump(mode="json"),
         "protocol": PROTOCOL,
+        "client": locks[replay.client],
     }
-    identity = {"row": identity_row, "plan": plan.model_dump(mode="json"), **setting}
+    used = {replay.client, *(service.environment for service in plan.services if service.environment)}
+    environments = {name: locks[name] for name in sorted(used)}
+    identity = {"row": identity_row, "plan": plan_identity(plan), "environments": environments, **setting}
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
     arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
     group = {**setting, "row": {name: value for name, value in identity_row.items() if name not in arm_fields}}
@@ -107,6 +125,7 @@ def make_point(
         row=row,
         plan=plan,
         made_model=made,
+        environments=environments,
         trace=trace,
         replay=replay,
         protocol=PROTOCOL,
@@ -119,6 +138,22 @@ def make_point(
             pr_link=planned.entry.entry.pr_link,
         ),
     )
+
+
+def plan_identity(plan: ServePlan) -> dict[str, Any]:
+    """Return what of a serve plan a measurement depends on: what is started, with which files and packages.
+
+    Proofs, notes, probes and preflight's facts judge a measurement or describe it; mending one must not buy it again.
+    """
+    service = {"name", "argv", "env", "unset", "environment"}
+    return {
+        "services": [one.model_dump(mode="json", include=service) for one in plan.services],
+        "versions": [{"component": probe.component, "declared": probe.declared} for probe in plan.versions],
+        **plan.model_dump(
+            mode="json",
+            include={"served_model_name", "files", "scratch", "wants", "packages", "client_env", "session_header"},
+        ),
+    }
 
 
 def by_id(points: Iterable[Point]) -> dict[str, Point]:

@@ -37,22 +37,27 @@ class Managed:
 
 
 def start(
-    name: str, argv: tuple[str, ...], env: Mapping[str, str], log: Path, token: str, cwd: Path | None = None
+    name: str,
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    log: Path,
+    token: str,
+    unset: tuple[str, ...] = (),
 ) -> Managed:
-    """Start a process in a session of its own, its output appended to `log`.
+    """Start a process in a session of its own, its output appended to `log`; `unset` are variables not to inherit.
 
     Raises OSError if the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    inherited = {variable: value for variable, value in os.environ.items() if variable not in unset}
     with log.open("ab") as stream:
         popen = subprocess.Popen(
             argv,
-            env={**os.environ, **env, TOKEN_VARIABLE: token},
+            env={**inherited, **env, TOKEN_VARIABLE: token},
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=cwd,
         )
     return Managed(name, popen, log, argv)
 

@@ -30,13 +30,11 @@ import psutil
 
 from workflow import processes, replay
 from workflow.contract import Document, Finding, InputError, Reason, Strict, file_sha256, write_atomic
-from workflow.environments import Environment
 from workflow.failures import WORTH_RETRYING, AttemptFailed, Failure, FailureClass, first_cause, last_failure
-from workflow.models import ModelManifest
-from workflow.points import Point, slug
+from workflow.parts import Parts, find_parts
+from workflow.points import Point
 from workflow.processes import Guard, Managed
 from workflow.serving import Service, fill, ports_of
-from workflow.traces import TraceManifest, folder_sha256
 
 PROJECT = Path(__file__).resolve().parents[1]
 BEAT_S = 5.0
@@ -102,63 +100,6 @@ class Run(Document):
     host: Host
     git_revision: str | None
     artefacts: tuple[Artefact, ...]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What CPU rules have prepared for a point before a GPU is allocated."""
-
-    client: Path
-    engine_environments: dict[str, Path]
-    model: Path
-    hf_home: Path
-    sessions: Path
-    manifest: TraceManifest
-    dataset_cache: Path
-
-
-def find_parts(point: Point, results: Path, environments: Path) -> Parts:
-    """Locate and check the prepared parts; raises AttemptFailed(configuration) that says what to make and how."""
-    traces = results / "traces" / point.trace.name
-    model = results / "models" / slug(point.row.model)
-    wanted = {service.environment for service in point.plan.services if service.environment}
-    try:
-        client = Environment.read(environments / point.replay.client / "environment.json")
-        engines = {name: environments / name for name in sorted(wanted)}
-        for folder in engines.values():
-            Environment.read(folder / "environment.json")
-        manifest = TraceManifest.read(traces / "trace_set.json")
-        made = ModelManifest.read(model / "model.json")
-    except InputError as error:
-        raise AttemptFailed(FailureClass.CONFIGURATION, f"{error}; make it with snakemake, which knows how") from None
-    installed = client.packages.get(point.replay.client)
-    if installed != point.replay.client_version:
-        raise AttemptFailed(
-            FailureClass.VERSION_MISMATCH,
-            f"{point.replay.client} {installed} is installed, the point declares {point.replay.client_version}",
-        )
-    declared = {name: value for name, value in manifest.declaration.items() if name != "path"}
-    if declared != point.trace.declaration:
-        raise AttemptFailed(
-            FailureClass.CONFIGURATION,
-            f"{traces} holds another declaration of trace set {point.trace.name!r}; make it again",
-        )
-    if made.declaration != point.made_model:
-        raise AttemptFailed(FailureClass.CONFIGURATION, f"{model} holds a model of another declaration; make it again")
-    sessions = traces / "sessions"
-    if (found := folder_sha256(sessions)) != manifest.content_sha256:
-        raise AttemptFailed(
-            FailureClass.CONFIGURATION, f"{sessions} has changed since it was prepared (sha256 {found})"
-        )
-    return Parts(
-        client=(environments / point.replay.client).resolve(),
-        engine_environments={name: folder.resolve() for name, folder in engines.items()},
-        model=(model / "model.gguf").resolve(),
-        hf_home=(model / "hf_home").resolve(),
-        sessions=sessions.resolve(),
-        manifest=manifest,
-        dataset_cache=(traces / "client-cache").resolve(),
-    )
 
 
 # -------------------------------------------------------------------------------------------------- the lease
@@ -321,21 +262,35 @@ class Attempt:
     # ------------------------------------------------------------------------------------------- serve
     def serve(self) -> None:
         """Start all services in order, each until it is ready; raises AttemptFailed."""
-        self.ports = processes.free_ports(ports_of(self.point.plan))
+        plan = self.point.plan
+        if plan.blocked_by:
+            raise AttemptFailed(FailureClass.CONFIGURATION, "; ".join(blocker.says for blocker in plan.blocked_by))
+        self.ports = processes.free_ports(ports_of(plan))
+        for name in plan.scratch:
+            (self.folder / "scratch" / name).mkdir(parents=True)
+        for file in plan.files:
+            write_atomic(self.folder / file.filename, fill(file.text, self.ports, self.paths()).encode())
         for service in self.point.plan.services:
             self._start(service)
         self._probe_model()
 
+    def paths(self) -> dict[str, str]:
+        """Return what the plan's path placeholders stand for in this attempt."""
+        fixed = {"project": PROJECT, "model": self.parts.model, "attempt": self.folder}
+        files = {file.path: self.folder / file.filename for file in self.point.plan.files}
+        scratch = {name: self.folder / "scratch" / name for name in self.point.plan.scratch}
+        return {name: str(path) for name, path in {**fixed, **files, **scratch}.items()}
+
     def _start(self, service: Service) -> None:
-        paths = {"project": str(PROJECT), "model": str(self.parts.model), "attempt": str(self.folder)}
+        paths = self.paths()
         argv = tuple(fill(word, self.ports, paths) for word in service.argv)
         if service.environment is not None:
-            argv = (str(self.parts.engine_environments[service.environment] / "bin" / argv[0]), *argv[1:])
+            argv = (str(self.parts.environments[service.environment] / "bin" / argv[0]), *argv[1:])
         env = {name: fill(value, self.ports, paths) for name, value in service.env.items()}
         log = self.folder / f"{service.name}.log"
         self.started.append(StartedService(name=service.name, argv=argv, env=env, log=log.name))
         try:
-            process = processes.start(service.name, argv, env, log, self.name)
+            process = processes.start(service.name, argv, env, log, self.name, unset=service.unset)
         except OSError as error:
             raise AttemptFailed(FailureClass.CONFIGURATION, f"{service.name} cannot be started: {error}") from None
         self.running.append(process)
@@ -399,7 +354,8 @@ class Attempt:
             settings, self.point.concurrency, model, self.point.row.model, self.url(self.point.plan.api_port), paths
         )
         log = self.folder / "client.log"
-        client = processes.start("client", argv, replay.environment_variables(paths), log, self.name)
+        env = {**self.point.plan.client_env, **replay.environment_variables(paths)}
+        client = processes.start("client", argv, env, log, self.name)
         limit_s = settings.warmup_grace_s + settings.duration_s + settings.grace_s + SUMMARY_S
         try:
             self._watch(client, log, paths.artefacts, limit_s)

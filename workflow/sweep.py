@@ -5,11 +5,12 @@ from pathlib import Path
 
 from workflow import yamlfile
 from workflow.changelog import load_changelog, select_entries
-from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSet, TraceSets
-from workflow.contract import InputError
+from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
+from workflow.contract import InputError, write_atomic
+from workflow.environments import environment_key
 from workflow.matrix import PlannedRow, load_master, load_runners, plan_rows
 from workflow.plans import plan_for
-from workflow.points import Point, by_id, make_point, slug, trace_identity
+from workflow.points import Point, by_id, make_point, plan_tsv, trace_identity
 from workflow.recipes import load_recipes
 from workflow.traces import GENERATOR
 
@@ -21,12 +22,19 @@ class Sweep:
     config: Config
     points: dict[str, Point]
     """By id, in the order of the search spaces."""
-    traces: dict[str, TraceSet]
-    models: dict[str, MadeModel]
-    """Models that the workflow makes, by folder name."""
-    model_names: dict[str, str]
-    """Folder name -> the model's name."""
+    locks: dict[str, Path]
+    """Key of each environment -> its lock file."""
     clusters: dict[str, Cluster]
+
+    @property
+    def trace_sets(self) -> dict[str, Point]:
+        """Return the trace sets to prepare: key -> a point that replays it."""
+        return {point.trace.key: point for point in self.points.values()}
+
+    @property
+    def made_models(self) -> dict[str, Point]:
+        """Return the models to make: key -> a point that serves it."""
+        return {point.model_key: point for point in self.points.values() if point.made_model is not None}
 
     def cluster(self, point: str) -> Cluster:
         """Return where a point runs."""
@@ -47,20 +55,33 @@ def plan_sweep(config: Config) -> Sweep:
     master = load_master([Path(path) for path in config.masters])
     rows = plan_rows(entries, master, load_runners(Path(config.runners)))
     recipes = load_recipes(Path(config.recipes))
+    locks = {path.stem: path for path in sorted(Path(config.environments).glob("*.txt"))}
+    keys = {name: environment_key(path) for name, path in locks.items()}
     trace = trace_identity(name, traces[name], GENERATOR)
     points = []
     for planned in rows:
         _check_runs_somewhere(planned, config, clusters, models)
         plan, costs = plan_for(planned, recipes)
-        points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model)))
+        points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model), keys))
     return Sweep(
         config,
         points=by_id(points),
-        traces=traces,
-        models={slug(model): made for model, made in models.items()},
-        model_names={slug(model): model for model in models},
+        locks={keys[name]: path for name, path in locks.items()},
         clusters=clusters,
     )
+
+
+def write_plan(sweep: Sweep, results: Path) -> None:
+    """Write `results`/points/<point>.json and `results`/plan.tsv, leaving alone what already says the same.
+
+    Planning writes them itself, not a rule: see rules/environments.smk for why nothing that makes an `ancient` input
+    may ever be out of date. Points of earlier plans stay, with their results.
+    """
+    texts = {results / "points" / f"{point.id}.json": point.to_json() for point in sweep.points.values()}
+    texts[results / "plan.tsv"] = plan_tsv(sweep.points.values())
+    for path, text in texts.items():
+        if not path.exists() or path.read_text() != text:
+            write_atomic(path, text.encode())
 
 
 def _check_runs_somewhere(

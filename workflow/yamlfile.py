@@ -275,7 +275,7 @@ def validate(model: type[Model], data: Any, path: Path, at: Location = ()) -> Mo
 
 def _explain(model: type[BaseModel], data: Any, path: Path, at: Location, issue: dict[str, Any]) -> InputError:
     inner: Location = tuple(issue["loc"])
-    location = at + inner
+    location = at + _in_file(data, at, inner)
     key = ".".join(str(part) for part in location) or None
     line = line_of(data, location)
     if issue["type"] == "extra_forbidden":
@@ -292,6 +292,21 @@ def _explain(model: type[BaseModel], data: Any, path: Path, at: Location, issue:
     return InputError(shown, file=path, line=line, key=key)
 
 
+def _in_file(data: Any, at: Location, location: Location) -> Location:
+    """Return a location without the names of union members, which pydantic puts between keys of the file."""
+    for step in at:
+        data = data[step]
+    kept: list[int | str] = []
+    for i, part in enumerate(location):
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            if i + 1 < len(location):
+                continue
+        kept.append(part)
+    return tuple(kept)
+
+
 def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
     """Return the keys that a model allows at a location, by walking its JSON schema."""
     schema = model.model_json_schema(by_alias=True)
@@ -299,7 +314,10 @@ def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
     for part in location:
         node = _resolve(schema, node)
         properties = node.get("properties", {})
-        if part in properties:
+        members = node.get("discriminator", {}).get("mapping", {})
+        if part in members:
+            node = {"$ref": members[part]}
+        elif part in properties:
             node = properties[part]
         elif isinstance(part, int):
             node = node.get("items", node)

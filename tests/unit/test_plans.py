@@ -79,7 +79,7 @@ def test_a_backend_that_an_engine_does_not_have_is_an_error_that_lists_all_combi
 def test_an_unknown_router_is_an_error():
     row = planned("dsv4-b200-vllm", dp_attn=True)
     other = row.row.model_copy(update={"router": Component(name="nginx", version="1")})
-    with pytest.raises(InputError, match="unknown router 'nginx'.*allowed: sglang-router, vllm-router"):
+    with pytest.raises(InputError, match=r"unknown router 'nginx'.*allowed: sglang-router, vllm-router"):
         plan_for(PlannedRow(other, row.config_key, row.file, row.line, row.entry), recipes())
 
 
@@ -222,3 +222,9 @@ def test_the_document_shows_the_plans_as_they_are(project, capsys):
 
 def test_the_registry_names_no_combination_twice_under_one_plug_in():
     assert len(BACKENDS) == len({(engine, backend.name) for (engine, _), backend in BACKENDS.items()})
+
+
+def test_the_guide_lists_the_combinations_that_exist(project):
+    text = (project / "docs" / "add-a-backend.md").read_text()
+    for engine, names in combinations().items():
+        assert f"| {engine} | {', '.join(names)} |\n" in text

@@ -1,7 +1,0 @@
-"""Write the bill."""
-
-from pathlib import Path
-
-from workflow.contract import write_atomic
-
-write_atomic(Path(snakemake.output[0]), snakemake.params.table.encode())

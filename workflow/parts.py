@@ -1,0 +1,105 @@
+"""What a point needs before a GPU is allocated: environments, sessions, a made model; prepared on CPUs, checked here.
+
+`python -m workflow.parts traces|model POINT ... FOLDER` prepares one of them, as the rules do.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow import models, replay, traces, yamlfile
+from workflow.config import MadeModel, TraceSets
+from workflow.contract import InputError
+from workflow.environments import Environment
+from workflow.failures import AttemptFailed, FailureClass
+from workflow.models import ModelManifest
+from workflow.points import Point, trace_identity
+from workflow.traces import TraceManifest, folder_sha256
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What CPU rules have prepared for a point before a GPU is allocated."""
+
+    client: Path
+    environments: dict[str, Path]
+    model: Path
+    hf_home: Path
+    sessions: Path
+    manifest: TraceManifest
+    dataset_cache: Path
+
+
+def find_parts(point: Point, results: Path, environments: Path) -> Parts:
+    """Locate and check the prepared parts; raises AttemptFailed(configuration) that says what to make and how."""
+    traces = results / "traces" / point.trace.key
+    model = results / "models" / point.model_key
+    folders = {name: (environments / key).resolve() for name, key in point.environments.items()}
+    try:
+        prepared = {name: Environment.read(folder / "environment.json") for name, folder in folders.items()}
+        manifest = TraceManifest.read(traces / "trace_set.json")
+        made = ModelManifest.read(model / "model.json")
+    except InputError as error:
+        raise AttemptFailed(FailureClass.CONFIGURATION, f"{error}; make it with snakemake, which knows how") from None
+    installed = prepared[point.replay.client].packages.get(point.replay.client)
+    if installed != point.replay.client_version:
+        raise AttemptFailed(
+            FailureClass.VERSION_MISMATCH,
+            f"{point.replay.client} {installed} is installed, the point declares {point.replay.client_version}",
+        )
+    declared = {name: value for name, value in manifest.declaration.items() if name != "path"}
+    if declared != point.trace.declaration:
+        raise AttemptFailed(
+            FailureClass.CONFIGURATION,
+            f"{traces} holds another declaration of trace set {point.trace.name!r}; make it again",
+        )
+    if made.declaration != point.made_model:
+        raise AttemptFailed(FailureClass.CONFIGURATION, f"{model} holds a model of another declaration; make it again")
+    sessions = traces / "sessions"
+    if (found := folder_sha256(sessions)) != manifest.content_sha256:
+        raise AttemptFailed(
+            FailureClass.CONFIGURATION, f"{sessions} has changed since it was prepared (sha256 {found})"
+        )
+    return Parts(
+        client=folders[point.replay.client],
+        environments=folders,
+        model=(model / "model.gguf").resolve(),
+        hf_home=(model / "hf_home").resolve(),
+        sessions=sessions.resolve(),
+        manifest=manifest,
+        dataset_cache=(traces / "client-cache").resolve(),
+    )
+
+
+def prepare_traces(point: Point, declared_in: Path, folder: Path) -> TraceManifest:
+    """Prepare the sessions that a point replays; raises InputError, also if the set was declared anew meanwhile."""
+    sets = yamlfile.validate(TraceSets, yamlfile.load(declared_in), declared_in).traces
+    name = point.trace.name
+    if name not in sets or trace_identity(name, sets[name], traces.GENERATOR) != point.trace:
+        raise InputError(f"trace set {name!r} is no longer what {point.id} was planned with", file=declared_in)
+    return traces.prepare(name, sets[name], Path.cwd(), folder)
+
+
+def prepare_model(point: Point, client: Path, folder: Path) -> ModelManifest:
+    """Make the model that a point serves; `client` is the replay client's environment, which holds the corpus."""
+    declared = MadeModel.model_validate(point.made_model)
+    return models.make(point.row.model, declared, replay.corpus(client), folder)
+
+
+def main() -> int:
+    """Prepare one part: `traces POINT TRACES_YAML FOLDER` or `model POINT CLIENT_ENVIRONMENT FOLDER`."""
+    kind, point_file, source, folder = sys.argv[1:5]
+    try:
+        point = Point.read(Path(point_file))
+        if kind == "traces":
+            print(prepare_traces(point, Path(source), Path(folder)).to_json())
+        else:
+            print(prepare_model(point, Path(source), Path(folder)).to_json())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
