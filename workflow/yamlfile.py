@@ -231,7 +231,9 @@ def _as_input_errors(path: Path, text: bytes = b"") -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
         lines = text.splitlines()
-        tabbed = line is not None and line <= len(lines) and b"\t" in lines[line - 1]
+        if line is not None and lines:
+            line = min(line, len(lines))  # something left open is noticed on the line after the last
+        tabbed = line is not None and bool(lines) and b"\t" in lines[line - 1]
         hint = "the line holds a tab: indent with spaces" if tabbed else None
         raise InputError(f"not YAML: {error.problem or error.context}", file=path, line=line, do=hint) from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
