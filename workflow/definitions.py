@@ -208,14 +208,12 @@ def _definitions() -> Iterator[Definition]:
         "traces that the client loaded, else trace ids seen in records",
         "client log, records",
     )
-    yield one(
-        "power_mean_w", "W", "mean power of the GPUs used over the profiling phase, summed", "power samples", "lower"
-    )
+    yield one("power_mean_w", "W", "mean power of all GPUs over the steady window, summed", "power samples", "lower")
     for side in ("output", "total"):
         yield one(
             f"energy_j_per_{side}_token",
             "J/token",
-            f"energy over the profiling phase / {side} tokens in it",
+            f"energy over the steady window / {side} tokens in it",
             "power samples, client records",
             "lower",
         )

@@ -59,7 +59,8 @@ def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
             yield f"{says} ({count} log lines)"
     records = evidence.records
     ttft = records.values["ttft_s"][np.argsort(records.start_ns, kind="stable")]
-    if ttft.size >= 50 and np.nanmedian(ttft[:5]) > 5 * np.nanmedian(ttft):
+    ttft = ttft[np.isfinite(ttft)]
+    if ttft.size >= 50 and np.median(ttft[:5]) > 5 * np.median(ttft):
         yield "the first five requests were over five times slower than the median: the warm-up did not warm everything"
 
 
