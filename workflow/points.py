@@ -191,9 +191,7 @@ def interleaved(points: Iterable[Point]) -> list[Point]:
     places: dict[tuple[str, int], int] = {}
     for point in listed:
         places.setdefault((point.group, point.concurrency), len(places))
-    return sorted(
-        listed, key=lambda point: (groups[point.group], places[point.group, point.concurrency], point.repeat)
-    )
+    return sorted(listed, key=lambda point: (groups[point.group], places[point.group, point.concurrency], point.repeat))
 
 
 def topology(row: Row) -> str:
@@ -219,7 +217,18 @@ def trace_identity(name: str, declared: TraceSet, generator: int) -> TraceIdenti
     )
 
 
-PLAN_COLUMNS = ("point", "arm", "concurrency", "repeat", "gpus", "expected_min", "gpu_h", "config_key", "trace_set", "origin")
+PLAN_COLUMNS = (
+    "point",
+    "arm",
+    "concurrency",
+    "repeat",
+    "gpus",
+    "expected_min",
+    "gpu_h",
+    "config_key",
+    "trace_set",
+    "origin",
+)
 
 
 def bill_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
