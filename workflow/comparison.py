@@ -30,7 +30,7 @@ from workflow.verdict import CONTROL
 MINIMUM_SESSIONS = 6
 """With fewer sessions in one arm nobody can say how much sessions vary."""
 NEGLIGIBLE = 0.2
-"""An interval that holds 1 says "no difference" only if it rules out one above this; else the data are too few."""
+"""What cannot be told from 1 is "no difference" only where more than this is ruled out; else the data are too few."""
 
 Verdict = Literal["better", "worse", "no difference", "not enough data", "no baseline", "not comparable"]
 
@@ -44,6 +44,7 @@ COLUMNS = (
     *("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions"),
     *("points", "against_points"),
 )
+_STATUS = {"invalid": "is invalid", "failed": "failed", "missing": "is missing"}
 _COUNTS = ("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions")
 
 
@@ -77,7 +78,7 @@ class _Side:
         if len(self.rows):
             return None
         first = self.planned.iloc[0]
-        return f"{self.name} is {first['status']}: {first['reasons']}"
+        return f"{self.name} {_STATUS[first['status']]}: {first['reasons']}"
 
 
 def compare(table: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> Comparison:
@@ -273,9 +274,10 @@ def verdict(
             return "no difference", f"a difference above {widest:.0%} is ruled out"
         return "not enough data", f"anything from {low:.3g} to {high:.3g} fits these sessions"
     if noise_low is not None and noise_high is not None and noise_low <= ratio <= noise_high:
-        return "no difference", f"repeats of one arm differ by as much ({noise_low:.3g} to {noise_high:.3g})"
+        equal = f"equal arms lie anywhere from {noise_low:.3g} to {noise_high:.3g} by the noise between runs"
+        return "no difference" if noise_high - 1.0 <= NEGLIGIBLE else "not enough data", equal
     won = (high < 1.0) == (better == "lower")
-    return "better" if won else "worse", "" if noise_low is not None else "one run each: noise between runs unknown"
+    return "better" if won else "worse", "" if noise_low is not None else "noise between runs not known"
 
 
 # ------------------------------------------------------------------------------------------------------ in words

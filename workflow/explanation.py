@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from workflow.comparison import headline
+from workflow.comparison import headline, number
 from workflow.definitions import TIERS
 
 COLUMNS = ("group", "concurrency", "arm", "against", "topic", "says")
@@ -31,11 +31,6 @@ class Both(NamedTuple):
     def known(self, *names: str) -> bool:
         """Return whether both arms measured all of these."""
         return all(pd.notna(side[name]) for side in (self.ours, self.theirs) for name in names)
-
-    def settled(self, metric: str) -> bool:
-        """Return whether a difference in this metric is more than noise."""
-        rows = self.pairs[self.pairs["metric"] == metric]
-        return bool(rows["verdict"].isin(["better", "worse"]).any())
 
 
 def explain(table: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
@@ -128,7 +123,7 @@ def _transfers(both: Both) -> Iterator[str]:
         moved, rate = both.ours[f"transfer_to_{direction}_bytes"], both.ours[f"copy_rate_to_{direction}_gb_per_s"]
         if pd.isna(moved):
             continue
-        text = f"{both.arm} copied {moved / 1e9:.3g} GB to the {direction}"
+        text = f"{both.arm} copied {number(moved / 1e9)} GB to the {direction}"
         if pd.notna(rate):
             limit = both.ours["bus_limit_gb_per_s"]
             text += f" at {rate:.3g} GB/s while it copied, {rate / limit:.0%} of the bus ({limit:.0f} GB/s one way)"
@@ -158,13 +153,12 @@ def _queueing(both: Both) -> Iterator[str]:
 
 
 def _decoding(both: Both) -> Iterator[str]:
-    if not both.known("tpot_p50_s"):
-        return
-    change = both.ours["tpot_p50_s"] / both.theirs["tpot_p50_s"] - 1
+    rows = both.pairs[(both.pairs["metric"] == "tpot_p50_s") & both.pairs["ratio"].notna()]
+    change = float(rows["ratio"].iloc[0]) - 1 if len(rows) else 0.0
     if abs(change) < SAID_SHARE:
         return
     cost = "costs" if change > 0 else "saves"
-    sure = "" if both.settled("tpot_p50_s") else " (not settled)"
+    sure = "" if rows["verdict"].iloc[0] in ("better", "worse") else " (not settled)"
     yield f"Decoding: {both.arm} {cost} {abs(change):.0%} of the median time per output token{sure}."
 
 
@@ -173,8 +167,8 @@ def _startup(both: Both) -> Iterator[str]:
         more = both.ours["startup_s"] - both.theirs["startup_s"]
         word = "longer" if more > 0 else "less"
         pinned = both.ours["host_kv_capacity_bytes"]
-        of = f" (host tier of {pinned / 1e9:.3g} GB)" if pd.notna(pinned) and pinned > 0 else ""
-        yield f"Start-up: {both.ours['startup_s']:.3g} s{of}, {abs(more):.2g} s {word} than {both.against}."
+        of = f" (host tier of {number(pinned / 1e9)} GB)" if pd.notna(pinned) and pinned > 0 else ""
+        yield f"Start-up: {number(both.ours['startup_s'])} s{of}, {number(abs(more))} s {word} than {both.against}."
 
 
 TOPICS: tuple[tuple[str, Callable[[Both], Iterator[str]]], ...] = (

@@ -11,7 +11,7 @@ from workflow.points import Point
 from workflow.verdict import CONTROL
 
 COLUMNS = ("group", "arm", "against", "concurrencies", "where", "name", "kind", "against_value", "value")
-OBSERVED = ("node", "versions", "git_revision", "budget_gb")
+OBSERVED = ("node", "versions", "git_revision")
 """Columns of the sweep's table that should not differ inside a group."""
 
 
