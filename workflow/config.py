@@ -92,6 +92,8 @@ class Config(Strict):
     """Lock files of the client and of engines, `<name>.txt`."""
     replay: Replay = Replay()
     limits: Limits = Limits()
+    repeats: Positive = 1
+    """How often each point is measured. With 2 or more, the noise between runs is known and judged by."""
     equalize: bool = True
     """Where one arm of a group forces a derate, the whole group takes it; false prints the difference instead."""
     strict: bool = False

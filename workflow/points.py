@@ -45,6 +45,8 @@ class TraceIdentity(Strict):
 class Point(Document):
     """One measurement: a model served in one way, replayed at one concurrency. No defaults: it states everything."""
 
+    SCHEMA_VERSION = 2
+
     id: str
     curve: str
     """The point without its concurrency: groups the points of one line in a figure."""
@@ -54,6 +56,8 @@ class Point(Document):
     """The backend, `none` for the control."""
     concurrency: int
     """Sessions that are live at once; with sub-agents, more requests than this can be in flight."""
+    repeat: int
+    """Counts from 1. Repeats of one point differ by their ids only: same curve, same group."""
     gpus: int
     row: Row
     plan: ServePlan
@@ -87,6 +91,7 @@ def make_point(
     replay: Replay,
     made_model: MadeModel | None,
     locks: Mapping[str, str],
+    repeat: int = 1,
 ) -> Point:
     """Put a point together and name it.
 
@@ -109,6 +114,9 @@ def make_point(
     used = {replay.client, *(service.environment for service in plan.services if service.environment)}
     environments = {name: locks[name] for name in sorted(used)}
     identity = {"row": identity_row, "plan": plan_identity(plan), "environments": environments, **setting}
+    # The first repeat is the point itself: asking for repeats later must not buy it again.
+    if repeat > 1:
+        identity["repeat"] = repeat
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
     arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
     group = {**setting, "row": {name: value for name, value in identity_row.items() if name not in arm_fields}}
@@ -116,11 +124,12 @@ def make_point(
     base = slug(f"{row.model_prefix}-{row.runner.removeprefix('cluster:')}-{row.framework}-{topology(row)}")
     return Point(
         schema_version=Point.SCHEMA_VERSION,
-        id=f"{base}-{slug(arm)}-c{row.conc}-{digest(identity, 10)}",
+        id=f"{base}-{slug(arm)}-c{row.conc}-{f'r{repeat}-' if repeat > 1 else ''}{digest(identity, 10)}",
         curve=f"{base}-{slug(arm)}-{digest(curve, 6)}",
         group=f"{base}-{digest(group, 6)}",
         arm=arm,
         concurrency=row.conc,
+        repeat=repeat,
         gpus=row.gpus,
         row=row,
         plan=plan,
@@ -172,6 +181,19 @@ def by_id(points: Iterable[Point]) -> dict[str, Point]:
     return found
 
 
+def interleaved(points: Iterable[Point]) -> list[Point]:
+    """Return points in the order to measure them: concurrency by concurrency, and in it repeat by repeat over all arms.
+
+    Arms then take turns, so that a node which drifts (heat, a neighbour, a filling disk) favours none of them.
+    """
+    listed = list(points)
+    groups = {group: i for i, group in enumerate(dict.fromkeys(point.group for point in listed))}
+    places: dict[tuple[str, int], int] = {}
+    for point in listed:
+        places.setdefault((point.group, point.concurrency), len(places))
+    return sorted(listed, key=lambda point: (groups[point.group], places[point.group, point.concurrency], point.repeat))
+
+
 def topology(row: Row) -> str:
     """Return how the model is spread over GPUs, in short: tp8-ep8-dpa."""
     parts = [f"tp{row.tp}"]
@@ -195,7 +217,18 @@ def trace_identity(name: str, declared: TraceSet, generator: int) -> TraceIdenti
     )
 
 
-PLAN_COLUMNS = ("point", "arm", "concurrency", "gpus", "expected_min", "gpu_h", "config_key", "trace_set", "origin")
+PLAN_COLUMNS = (
+    "point",
+    "arm",
+    "concurrency",
+    "repeat",
+    "gpus",
+    "expected_min",
+    "gpu_h",
+    "config_key",
+    "trace_set",
+    "origin",
+)
 
 
 def bill_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
@@ -205,6 +238,7 @@ def bill_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
             "point": point.id,
             "arm": point.arm,
             "concurrency": point.concurrency,
+            "repeat": point.repeat,
             "gpus": point.gpus,
             "expected_min": round(point.expected_s / 60, 1),
             "gpu_h": round(point.expected_s / 3600 * point.gpus, 3),

@@ -10,7 +10,7 @@ from workflow.contract import InputError, write_atomic
 from workflow.environments import environment_key
 from workflow.matrix import PlannedRow, load_master, load_runners, plan_rows
 from workflow.plans import plan_for
-from workflow.points import Point, by_id, make_point, plan_tsv, trace_identity
+from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, trace_identity
 from workflow.recipes import load_recipes
 from workflow.traces import GENERATOR
 
@@ -21,7 +21,7 @@ class Sweep:
 
     config: Config
     points: dict[str, Point]
-    """By id, in the order of the search spaces."""
+    """By id, in the order to measure them."""
     locks: dict[str, Path]
     """Key of each environment -> its lock file."""
     clusters: dict[str, Cluster]
@@ -62,10 +62,14 @@ def plan_sweep(config: Config) -> Sweep:
     for planned in rows:
         _check_runs_somewhere(planned, config, clusters, models)
         plan, costs = plan_for(planned, recipes)
-        points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model), keys))
+        made = models.get(planned.row.model)
+        points += [
+            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)
+            for repeat in range(1, config.repeats + 1)
+        ]
     return Sweep(
         config,
-        points=by_id(points),
+        points=by_id(interleaved(points)),
         locks={keys[name]: path for name, path in locks.items()},
         clusters=clusters,
     )
