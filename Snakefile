@@ -12,6 +12,7 @@ include: "rules/common.smk"
 
 
 SWEEP = load_sweep()
+HOLDERS = load_holders()
 
 
 wildcard_constraints:
@@ -47,5 +48,24 @@ rule all:
         ),
 
 
+# Only measuring needs a node; the rest is light, and compute nodes often have no network.
+localrules:
+    all,
+    adopt_point,
+    comparison,
+    environment,
+    figure,
+    figures,
+    metrics,
+    model,
+    plan,
+    point_metrics,
+    trace_set,
+
+
 onsuccess:
     print_file("results/summary.md")
+
+
+onerror:
+    show_problems()

@@ -2,13 +2,17 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from workflow.adoption import live_holders, lock_advice
+from workflow.allocation import allocate
 from workflow.config import load_config
 from workflow.contract import InputError
+from workflow.jobs import queue as slurm_queue
 from workflow.points import bill
 from workflow.report import FIGURES
 from workflow.sweep import plan_sweep, write_plan
@@ -51,9 +55,26 @@ def load_sweep():
     return sweep
 
 
+def load_holders():
+    """Return the points that jobs of an earlier run still measure, and say so; none inside of a job."""
+    if not workflow.is_main_process:
+        return {}
+    if advice := lock_advice(Path.cwd()):
+        print(advice, file=sys.stderr)
+    try:
+        holders = live_holders(
+            SWEEP.points, slurm_queue(Path.cwd()), Path("results/runs")
+        )
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
+    for point, names in holders.items():
+        print(f"{point} is being measured by {', '.join(names)}", file=sys.stderr)
+    return holders
+
+
 def any_of(names):
-    """Return the pattern of a wildcard that is one of these names."""
-    return "|".join(re.escape(name) for name in names)
+    """Return the pattern of a wildcard that is one of these names; one that matches nothing if there are none."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
 
 
 def print_file(path):
@@ -73,9 +94,36 @@ def wanted_points():
     return list(SWEEP.points)
 
 
+def show_problems():
+    """Tell whoever started the sweep what became of each point that has no valid result."""
+    # A process of its own: what it imports would make every start of Snakemake a second slower.
+    subprocess.run(
+        [sys.executable, "-m", "workflow.status", "--problems"],
+        stdout=sys.stderr,
+        check=False,
+    )
+
+
 def point_threads(wildcards):
     """Return the cores that a point takes."""
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
+
+
+def asked(field):
+    """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
+
+    def value(wildcards, attempt):
+        cluster = SWEEP.cluster(wildcards.point)
+        if cluster.slurm is None and not workflow.local_exec:
+            runner = SWEEP.points[wildcards.point].row.runner
+            raise WorkflowError(
+                f"{SWEEP.config.clusters}: clusters.{runner}: no key slurm, so nobody knows the partition of"
+                f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
+            )
+        allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
+        return None if allocation is None else getattr(allocation, field)
+
+    return value
 
 
 def point_file(point):

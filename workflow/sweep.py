@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workflow import yamlfile
+from workflow.allocation import check_time_limits
 from workflow.changelog import load_changelog, select_entries
 from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
 from workflow.contract import InputError, write_atomic
@@ -63,6 +64,7 @@ def plan_sweep(config: Config) -> Sweep:
         _check_runs_somewhere(planned, config, clusters, models)
         plan, costs = plan_for(planned, recipes)
         points.append(make_point(planned, plan, costs, trace, config.replay, models.get(planned.row.model), keys))
+    check_time_limits(points, clusters, Path(config.clusters))
     return Sweep(
         config,
         points=by_id(points),
