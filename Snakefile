@@ -12,6 +12,7 @@ include: "rules/common.smk"
 
 
 SWEEP = load_sweep()
+HOLDERS = load_holders()
 
 
 wildcard_constraints:
@@ -38,6 +39,7 @@ rule all:
         "results/plan.tsv",
         # Every point's run by name: a table alone would not bring back one that was deleted.
         collect("results/runs/{point}/run.json", point=wanted_points()),
+        collect("results/refused/{point}", point=refused_points()),
         "results/metrics.csv",
         "results/metrics.parquet",
         "results/comparison.csv",
@@ -47,5 +49,24 @@ rule all:
         ),
 
 
+# Only measuring needs a node; the rest is light, and compute nodes often have no network.
+localrules:
+    all,
+    adopt_point,
+    comparison,
+    environment,
+    figure,
+    figures,
+    metrics,
+    model,
+    plan,
+    point_metrics,
+    trace_set,
+
+
 onsuccess:
     print_file("results/summary.md")
+
+
+onerror:
+    show_problems()

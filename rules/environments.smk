@@ -18,5 +18,5 @@ rule environment:
     message:
         "Prepare the environment {wildcards.environment}"
     shell:
-        "{PYTHON} -m workflow.environments {input.lock:q} .envs/{wildcards.environment} > {log:q} 2>&1"
+        "python -m workflow.environments {input.lock:q} .envs/{wildcards.environment} > {log:q} 2>&1"
         " || {{ cat {log:q} >&2; exit 1; }}"

@@ -142,6 +142,33 @@ def config_schema() -> str:
 
 
 # -------------------------------------------------------------------------------------------- clusters.yaml
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*$")]
+
+
+class Slurm(Strict):
+    """What to ask a cluster's Slurm for, beside what follows from the point."""
+
+    partition: SlurmName
+    account: SlurmName | None = None
+    """Null: your default account."""
+    qos: SlurmName | None = None
+    constraint: str | None = None
+    """Features that the nodes must have, as `sbatch --constraint` reads them."""
+    gres: Annotated[str, Field(pattern=r"^gpu(:[A-Za-z0-9_.]+)?$")] | None = "gpu"
+    """`gpu`, or `gpu:<type>` where the cluster has several; the count is the point's. Null: ask for no GPUs."""
+    exclude: tuple[NodeList, ...] = ()
+    """Nodes that must not be used."""
+    exclusive: bool = False
+    """Take whole nodes: a neighbour's copies over the same PCIe switches and its page cache are in the numbers."""
+    time_limit_min: Positive
+    """The longest job that the partition and the QOS allow. A point that needs more is refused when it is planned."""
+    margin_min: Annotated[float, Field(gt=0)] = 15.0
+    """Added to each job's expected time; a second attempt gets it twice."""
+    base_memory_gb: Annotated[float, Field(gt=0)] = 64.0
+    """Host memory of engine, client and Snakemake itself in GB, beside what an offload tier pins."""
+
+
 class Cluster(Strict):
     """How a runner label of the search spaces maps to machines."""
 
@@ -149,8 +176,16 @@ class Cluster(Strict):
     """How a service's command is started on a node."""
     cores_per_point: Positive | None = None
     """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
+    slurm: Slurm | None = None
+    """How to ask for a node of the cluster; null: the cluster is the machine that Snakemake runs on."""
     model_paths: dict[str, str] = {}
     """Where the nodes keep a checkpoint: model name -> folder. A model that is not here is made by the workflow."""
+
+    @model_validator(mode="after")
+    def _cores_are_known(self) -> "Cluster":
+        if self.slurm is not None and self.cores_per_point is None:
+            raise ValueError("cores_per_point is needed with slurm: nobody here knows how many cores a node has")
+        return self
 
 
 class Clusters(Strict):

@@ -48,14 +48,14 @@ def test_an_appended_entry_is_the_change_and_keeps_its_place():
     assert (change.new.link_line, change.new.description_lines) == (23, (22,))
 
 
-def test_X1_blank_lines_quoting_and_comments_are_no_changes():  # noqa: N802
+def test_X1_blank_lines_quoting_and_comments_are_no_changes():
     pretty = "# a comment\n" + OLD.replace("\n- config", "\n\n\n- config").replace("- Measure.", "- 'Measure.'")
     assert told(OLD, pretty) == []
     assert told(pretty, OLD) == []
     assert told(OLD, pretty + "\n" + item("d", 4)) == [("added", "d")]
 
 
-def test_X1_an_edited_entry_says_what_it_was_and_plans_nothing():  # noqa: N802
+def test_X1_an_edited_entry_says_what_it_was_and_plans_nothing():
     (change,) = changes(
         parse_changelog(OLD.encode(), LOG), parse_changelog(OLD.replace("pull/2", "pull/22").encode(), LOG)
     )
@@ -68,7 +68,7 @@ def test_lines_added_to_the_last_entry_are_an_edit_although_only_lines_were_adde
     assert told(OLD, OLD + "  evals-only: true\n") == [("edited", "c")]
 
 
-def test_X2_a_withdrawn_entry_is_an_event_and_no_crash():  # noqa: N802
+def test_X2_a_withdrawn_entry_is_an_event_and_no_crash():
     without = "\n".join([item("a", 1), item("c", 3)])
     (change,) = changes_of_texts((Path("old.yaml"), OLD.encode()), (LOG, without.encode()))
     assert change.kind == "withdrawn"
@@ -87,7 +87,7 @@ def test_a_moved_entry_plans_nothing():
     assert told(OLD, "\n".join([item("b", 2), item("c", 3), item("a", 1)])) == [("moved", "a")]
 
 
-def test_X5_an_entry_without_a_blank_line_before_it_is_accepted():  # noqa: N802
+def test_X5_an_entry_without_a_blank_line_before_it_is_accepted():
     assert told(OLD, OLD + item("d", 4)) == [("added", "d")]
 
 
@@ -214,7 +214,7 @@ def test_no_change_an_unknown_revision_and_no_checkout_are_said(checkout, tmp_pa
         (item("a", 1) + "  append-only: true\n  all-evals: true\n", "append-only cannot be combined"),
     ],
 )
-def test_X7_what_is_no_log_is_said_with_its_place(text, words):  # noqa: N802
+def test_X7_what_is_no_log_is_said_with_its_place(text, words):
     with pytest.raises(InputError) as caught:
         parse_changelog(text.encode(), LOG)
     assert words in str(caught.value)

@@ -108,7 +108,7 @@ def test_a_placeholder_link_is_found(pull):
     assert (item.code, item.line) == (PlanCode.PLACEHOLDER_LINK, 5)
 
 
-def test_X4_a_link_copied_from_another_entry_is_found():  # noqa: N802
+def test_X4_a_link_copied_from_another_entry_is_found():
     other = space("dsv4-none", agentic("tp: 8, kv-offloading: none, conc-list: [1]"))
     entries = log(entry("dsv4-none", pull=7), entry("dsv4-lmcache", pull=7))
     (item,) = findings(entries, KEY, other)
@@ -120,7 +120,7 @@ def test_X4_a_link_copied_from_another_entry_is_found():  # noqa: N802
 
 
 # ------------------------------------------------------------------------------------------------------------ the rows
-def test_X8_two_lines_that_expand_to_one_point_are_found_with_both_places():  # noqa: N802
+def test_X8_two_lines_that_expand_to_one_point_are_found_with_both_places():
     twice = space(
         "dsv4-lmcache", agentic(f"tp: 8, {LMCACHE}, conc-list: [4, 8]", f"tp: 8, {LMCACHE}, conc-list: [8, 16]")
     )
@@ -140,7 +140,7 @@ def test_two_points_with_one_name_are_found_once_for_two_lines():
     assert "dsv4_tp8_conc4_kvdram-lmcache names a point of line 12 too" in item.found
 
 
-def test_X10_an_entry_that_selects_nothing_is_found():  # noqa: N802
+def test_X10_an_entry_that_selects_nothing_is_found():
     lengths = space("dsv4-lmcache", fixed("tp: 8, conc-list: [4]"))
     wanted = entry("dsv4-lmcache", more="  scenario-type: [agentic-coding]\n")
     (item,) = findings(log(wanted), lengths)

@@ -87,13 +87,13 @@ def test_what_cannot_run_here_is_listed_with_the_reason_and_never_dropped():
         (entry("b*"), KEY, "'b*' matches no config key"),
     ],
 )
-def test_X10_an_empty_plan_is_an_error_that_says_why(entries, spaces, words):  # noqa: N802
+def test_X10_an_empty_plan_is_an_error_that_says_why(entries, spaces, words):
     with pytest.raises(InputError) as caught:
         plan_rows(log(entries), master(spaces), runners())
     assert words in str(caught.value)
 
 
-def test_X10_a_wildcard_for_everything_plans_everything():  # noqa: N802
+def test_X10_a_wildcard_for_everything_plans_everything():
     assert len(plan_rows(log(entry("*")), master(KEY, KEY.replace("a:", "b:", 1)), runners())) == 4
 
 

@@ -77,7 +77,7 @@ def test_a_merge_key_may_be_overridden_and_is_no_duplicate():
         (b"--- 1\n--- 2\n", 2, "another document"),
     ],
 )
-def test_X7_a_bad_file_is_one_message_with_its_line(text, line, words):  # noqa: N802
+def test_X7_a_bad_file_is_one_message_with_its_line(text, line, words):
     message = said(text)
     assert message.startswith(f"some.yaml:{line}: ")
     assert words in message
@@ -88,7 +88,7 @@ def test_X7_a_bad_file_is_one_message_with_its_line(text, line, words):  # noqa:
 @pytest.mark.parametrize(
     "text", [b"a: 1\r\nb: [2]\r\n", b"a: 1\nb: [2]", b"a: 1\nb: [2]\n", b"\xef\xbb\xbfa: 1\nb: [2]\n"]
 )
-def test_X7_line_ends_and_a_missing_final_newline_are_tolerated(text):  # noqa: N802
+def test_X7_line_ends_and_a_missing_final_newline_are_tolerated(text):
     assert yamlfile.parse(text, PATH) == {"a": 1, "b": [2]}
 
 
