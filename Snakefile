@@ -17,9 +17,10 @@ HOLDERS = load_holders()
 
 wildcard_constraints:
     point=any_of(SWEEP.points),
-    trace_set=any_of(SWEEP.trace_sets),
-    model=any_of(SWEEP.made_models),
-    environment=any_of(SWEEP.locks),
+    # Only what is missing can be made: see rules/environments.smk.
+    trace_set=any_of(missing("results/traces/{}/trace_set.json", SWEEP.trace_sets)),
+    model=any_of(missing("results/models/{}/model.json", SWEEP.made_models)),
+    environment=any_of(missing(".envs/{}/environment.json", SWEEP.locks)),
     figure=any_of(FIGURES),
 
 

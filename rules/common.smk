@@ -78,6 +78,11 @@ def any_of(names):
     return "|".join(re.escape(name) for name in names) or "(?!)"
 
 
+def missing(path, names):
+    """Return the names whose file does not exist yet; `path` has a place for the name."""
+    return [name for name in names if not Path(path.format(name)).exists()]
+
+
 def print_file(path):
     """Show a result to whoever started the sweep."""
     if Path(path).exists():
@@ -89,6 +94,20 @@ def wanted_points():
     if SWEEP.config.partial:
         return sorted(measured(SWEEP, Path("results")))
     return [point for point in SWEEP.points if point not in SWEEP.doomed]
+
+
+def due_points():
+    """Return the points that may be measured: those without a run, and those that --forcerun or --forceall asks for."""
+    settings = workflow.dag_settings  # None in a lint
+    forced = settings.forcerun if settings else ()
+    if settings is None or settings.forceall or "run_point" in forced:
+        return list(SWEEP.points)
+    absent = set(missing("results/runs/{}/run.json", SWEEP.points))
+    return [
+        point
+        for point in SWEEP.points
+        if point in absent or f"results/runs/{point}/run.json" in forced
+    ]
 
 
 def refused_points():

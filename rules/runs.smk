@@ -1,7 +1,7 @@
 """READS results/points/<point>.json and the prepared parts. WRITES results/runs/<point>/. The one rule that costs money.
 
-A shell rule, never a script: touching or checking out a script file would plan every point again. All inputs are
-ancient: a point's id is the hash of everything its measurement depends on, so its path is its identity.
+A point's id is the hash of everything its measurement depends on, so its path is its identity: a run that exists is
+never measured again, whatever was touched, edited or killed, unless it is named with --forcerun or deleted.
 """
 
 
@@ -13,6 +13,8 @@ rule run_point:
         "results/runs/{point}/run.json",
     log:
         "results/logs/runs/{point}.log",
+    wildcard_constraints:
+        point=any_of(due_points()),
     conda:
         "../environment.yml"
     threads: point_threads
@@ -31,7 +33,6 @@ rule run_point:
     message:
         "Measure {wildcards.point}"
     shell:
-        # No params: a change of one would measure the point again.
         # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
         "exec python -m {resources.program} {input.point:q} results/runs/{wildcards.point}"
         " --log {log:q} --try {resources.try_number} --stop-with-parent"
