@@ -197,8 +197,13 @@ def _definitions() -> Iterator[Definition]:
         "size of the device KV pool, last start only",
         "server metrics, or the engine's log",
     )
-    yield one("host_kv_use_max_share", "fraction", "highest fill of the host tier", SERVER)
-    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", SERVER)
+    yield one(
+        "host_kv_use_max_share",
+        "fraction",
+        "highest fill of the host tier / its size",
+        "server metrics, or the engine's log",
+    )
+    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log")
     yield one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
     yield one("host_memory_max_bytes", "bytes", "highest resident memory of all scraped processes", SERVER, "lower")
     yield one("startup_s", "s", "start of the first process to the first answer", "run", "lower")

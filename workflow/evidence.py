@@ -150,10 +150,17 @@ def client_folder(folder: Path) -> Path:
     for candidate in (folder / "client", folder / "aiperf_artifacts", folder):
         if _records_path(candidate) is not None:
             return candidate
-    children = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    for candidate in children:
-        if (candidate / "profile_export.jsonl").is_file():
-            return candidate
+    children = sorted(folder.glob("*/profile_export.jsonl"))
+    if len(children) > 1:
+        # Taking the first would silently measure one of several attempts.
+        raise InputError(
+            f"found the records of {len(children)} attempts: {', '.join(path.parent.name for path in children)}",
+            file=folder,
+            allowed="one attempt",
+            do="name the folder of the attempt",
+        )
+    if children:
+        return children[0].parent
     raise InputError(
         "no client records",
         file=folder,

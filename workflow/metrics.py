@@ -430,14 +430,17 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
     if capacity is None and evidence.log is not None and evidence.log.pool_tokens is not None:
         capacity = float(evidence.log.pool_tokens)
     values["device_kv_capacity_tokens"] = missing(absent) if capacity is None else Value(value=capacity)
+    log = evidence.log
+    used, total = evidence.amount("host_used_bytes"), evidence.amount("host_total_bytes")
+    if used is None and log is not None and log.host_used_bytes is not None:
+        used, total = log.host_used_bytes, log.host_limit_bytes
     use = plain("host_use")
     if use.value is None:
         use = ratio(evidence.amount("host_used_tokens"), evidence.amount("host_total_tokens"), absent)
     if use.value is None:
-        use = ratio(evidence.amount("host_used_bytes"), evidence.amount("host_total_bytes"), absent)
+        use = ratio(used, total, absent)
     values["host_kv_use_max_share"] = use
-    values["host_kv_used_max_bytes"] = plain("host_used_bytes")
-    total = evidence.amount("host_total_bytes")
+    values["host_kv_used_max_bytes"] = missing(absent) if used is None else Value(value=used)
     if total is None and context.pinned_bytes is not None:
         total = float(context.pinned_bytes)
     values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)

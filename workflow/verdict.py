@@ -91,6 +91,8 @@ def _answers(evidence: Evidence, values: Mapping[str, Value], limit: float) -> R
             Reason.BAD_RECORDS,
             f"{records.unreadable} of {records.total} lines cannot be read (limit {UNREADABLE_SHARE:.1%})",
         )
+    if records.repeated:
+        yield Reason.BAD_RECORDS, f"{records.repeated} lines repeat a request: two attempts wrote into one file"
     impossible = _impossible(evidence)
     if impossible:
         yield Reason.BAD_LATENCY, ", ".join(f"{count} {what}" for what, count in impossible.items())

@@ -342,6 +342,30 @@ def test_the_command_takes_inferencex_error_limit(attempt, capsys):
     assert statuses == ["invalid", "ok"]
 
 
+def test_a_folder_with_two_attempts_is_refused(attempt, tmp_path, capsys):
+    attempt.write()
+    for name in ("one", "two"):
+        shutil.copytree(attempt.client, tmp_path / "both" / name)
+    assert main([str(tmp_path / "both")]) == 2
+    assert "found the records of 2 attempts: one, two" in capsys.readouterr().err
+
+
+def test_agentx_harness_full_response_latencies(attempt):
+    for record in attempt.records:
+        record["metrics"]["full_response_inter_token_latency"] = {"value": 25.0, "unit": "ms"}
+    found = values(attempt)
+    assert found["full_response_itl_p50_s"].value == pytest.approx(0.025)
+    assert found["full_response_interactivity_p90_tok_per_s"].value == pytest.approx(40)
+
+
+def test_one_token_answers_have_no_inter_token_latency(attempt):
+    for record in attempt.records[:60]:
+        record["metrics"]["output_sequence_length"]["value"] = 1
+    found = values(attempt)
+    assert found["itl_p50_s"].samples == found["tpot_p50_s"].samples == 40
+    assert found["ttft_p50_s"].samples == 100
+
+
 def test_inferencex_downloads_are_read_as_they_come(attempt, tmp_path):
     attempt.write()
     download = tmp_path / "results"

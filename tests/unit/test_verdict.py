@@ -259,6 +259,14 @@ def test_G8_damaged_lines_above_a_thousandth(attempt):
     assert Reason.BAD_RECORDS not in reasons(attempt)
 
 
+def test_a_request_that_was_recorded_twice(attempt):
+    for i, record in enumerate(attempt.records):
+        record["metadata"]["x_request_id"] = f"id {i}"
+    assert reasons(attempt) == {}
+    attempt.records.append(attempt.records[7])
+    assert "1 lines repeat a request" in reasons(attempt)[Reason.BAD_RECORDS]
+
+
 def test_every_reason_that_the_verdict_gives_has_a_test_here():
     given = set(re.findall(r"Reason\.(\w+)", Path(verdict.__file__).read_text()))
     tested = set(re.findall(r"Reason\.(\w+)", Path(__file__).read_text()))

@@ -66,13 +66,15 @@ FLAT: Mapping[str, str] = {
     "cached_tokens": "cached_tokens",
 }
 
+READ = tuple(METRICS.values())
 PLAIN = frozenset((float, int))
+LATEST_NS, MOST = 2**61, 2**31
 
 PARALLEL_BYTES = 64_000_000
 """Below this, starting processes costs more than it saves."""
 
 COLUMNS = (
-    *("start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
+    *("request_key", "start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
     *("other_start_ns", "other_end_ns"),
 )
 COUNTS = (
@@ -85,6 +87,8 @@ COUNTS = (
 class Records:
     """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
 
+    request_key: Integers
+    """A hash of each profiled request's id, answered or not; the client gives every request an id of its own."""
     # -- of successful profiled requests
     start_ns: Integers
     end_ns: Integers
@@ -120,6 +124,11 @@ class Records:
     last_warmup_end_ns: int | None = None
     wall_clock: bool = True
     """False where times count from the client's own start, so that they cannot be laid over the server's."""
+
+    @property
+    def repeated(self) -> int:
+        """Profiled lines that repeat the request id of another line."""
+        return int(self.request_key.size - np.unique(self.request_key).size)
 
     @property
     def total(self) -> int:
@@ -244,6 +253,7 @@ class _Table:
     """Columns that grow by one record at a time."""
 
     def __init__(self) -> None:
+        self.keys = array("q")
         self.start, self.end = array("q"), array("q")
         self.turn, self.depth, self.session, self.conversation = array("i"), array("i"), array("i"), array("i")
         self.lag = array("d")
@@ -278,6 +288,8 @@ class _Table:
 
     def _client_record(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         start, end = int(metadata["request_start_ns"]), int(metadata["request_end_ns"])
+        if not (-LATEST_NS < start < LATEST_NS and -LATEST_NS < end < LATEST_NS):
+            raise ValueError("a time is too large for its column")
         error = data.get("error")
         conversation = str(metadata.get("conversation_id", ""))
         warmup = metadata.get("benchmark_phase", "profiling") != "profiling"
@@ -289,8 +301,10 @@ class _Table:
             self.counts["warmup_failed" if error or metadata.get("was_cancelled") else "warmup"] += 1
             self.last_warmup_end = max(end, self.last_warmup_end or end)
         elif error or metadata.get("was_cancelled") or metadata.get("context_overflow_skip"):
+            self._key(metadata)
             self._unanswered(start, end, error, cancelled=bool(metadata.get("was_cancelled")))
         else:
+            self._key(metadata)
             row = self._values(data.get("metrics") or {})
             turn, depth = int(metadata.get("turn_index") or 0), int(metadata.get("agent_depth") or 0)
             credit = metadata.get("credit_issued_ns")
@@ -302,15 +316,20 @@ class _Table:
             self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
         self.traces.add(str(metadata.get("source_trace_id") or conversation.partition("::")[0]))
 
+    def _key(self, metadata: dict[str, Any]) -> None:
+        identity = metadata.get("x_request_id")
+        if identity is not None:
+            self.keys.append(hash(identity))
+
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
-        for name, time in METRICS.values():
+        for name, time in READ:
             value: Any = metrics.get(name)
+            scale = 1e-3 if time else 1.0
             if type(value) is dict:
-                scale = SECONDS[value.get("unit")] if time else 1.0
+                if time and (unit := value.get("unit")) != "ms":
+                    scale = SECONDS[unit]
                 value = value.get("value")
-            else:
-                scale = 1e-3 if time else 1.0
             row.append(value * scale if type(value) in PLAIN else number(value) * scale)
         return row
 
@@ -318,6 +337,8 @@ class _Table:
         self.wall_clock = False
         session = str(data["session"])
         start_s, latency_s = number(data.get("start")), number(data.get("latency"))
+        if abs(start_s) > LATEST_NS / 1e9 or abs(latency_s) > LATEST_NS / 1e9:
+            raise ValueError("a time is too large for its column")
         start = round(start_s * 1e9) if math.isfinite(start_s) else None
         if data.get("error"):
             self.counts["dropped_as_error"] += 1
@@ -342,10 +363,12 @@ class _Table:
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
     ) -> None:
+        start, end, turn, depth = numbers
+        if turn >= MOST or depth >= MOST:
+            raise ValueError("a number is too large for its column")
         self.succeeded += 1
         for append, value in zip(self.appends, row, strict=True):
             append(value)
-        start, end, turn, depth = numbers
         self.start.append(start)
         self.end.append(end)
         self.turn.append(turn)
@@ -357,6 +380,7 @@ class _Table:
 
     def finish(self) -> Records:
         return Records(
+            request_key=_integers(self.keys),
             start_ns=_integers(self.start),
             end_ns=_integers(self.end),
             lag_s=_floats(self.lag),

@@ -11,10 +11,12 @@ _CLOCK = re.compile(r"log clock starts at (\d+(?:\.\d+)?)")
 _TASK = re.compile(r"launch_slot_: id\s+(\d+) \| task (\d+) \| processing task")
 _PROMPT = re.compile(r"id\s+\d+ \| task (\d+) \| new prompt,.*task\.n_tokens = (\d+)")
 _CACHED = re.compile(r"id\s+\d+ \| task (\d+) \| cached n_tokens = (\d+)")
+_FILL = re.compile(r"cache state: \d+ prompts, ([\d.]+) MiB \(limits: ([\d.]+) MiB")
 _POOL = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _ENGINE_TAG = re.compile(r"\((EngineCore[^)]*)\)")
 _VERSION = re.compile(r"(?:LLM engine|vLLM API server version|version)\s*\(?v?(\d+\.\d+\.\d+\S*?)[)\s,]")
 
+MIB = 1024.0**2
 CLOCK_ERROR_S = 1.0
 """More than the launcher needs between printing its time and loading the engine's library."""
 
@@ -64,6 +66,9 @@ class EngineLog:
     saved_to_host: int = 0
     """llama.cpp: prompts that were saved to the host cache."""
     restored_from_host: int = 0
+    host_used_bytes: float | None = None
+    """llama.cpp: highest fill of the host cache."""
+    host_limit_bytes: float | None = None
     verbose: bool = False
     """llama.cpp: the log has the lines that the split needs (verbosity 4 or more)."""
     broken: Counter[str] = field(default_factory=Counter)
@@ -143,6 +148,9 @@ class _LogReader:
         elif "found better prompt with f_keep" in line:
             self.restored = True
             self.log.restored_from_host += 1
+        elif fill := _FILL.search(line):
+            self.log.host_used_bytes = max(float(fill[1]) * MIB, self.log.host_used_bytes or 0.0)
+            self.log.host_limit_bytes = float(fill[2]) * MIB
         elif "saving prompt with length" in line:
             self.log.saved_to_host += 1
         elif task := _TASK.search(line):

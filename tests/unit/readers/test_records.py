@@ -62,6 +62,17 @@ def test_an_unknown_unit_is_not_guessed(attempt, tmp_path):
     assert read_records(write(tmp_path / "r.jsonl", [line])).unreadable == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"turn_index": 2**40}, {"request_end_ns": 2**70}, {"request_end_ns": 2**70, "error": "x"}, {"turn_index": "x"}],
+)
+def test_a_number_that_no_column_can_hold_costs_its_line_only(attempt, tmp_path, change):
+    lines = [attempt.record(at=i, seconds=1, **(change if i == 1 else {})) for i in range(3)]
+    found = read_records(write(tmp_path / "r.jsonl", lines))
+    assert (found.succeeded, found.unreadable) == (2, 1)
+    assert len(found.start_ns) == len(found.turn) == len(found.values["ttft_s"]) == 2
+
+
 def test_P11_a_missing_metric_is_null(attempt, tmp_path):
     found = read_records(write(tmp_path / "r.jsonl", [attempt.record(at=0, seconds=1, time_to_first_token=None)]))
     assert math.isnan(found.values["ttft_s"][0])

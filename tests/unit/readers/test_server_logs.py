@@ -56,6 +56,12 @@ def test_a_log_clock_that_is_early_is_mended_by_the_requests(tmp_path):
     assert log.sources(1010.2, 1030.0, [(1010.25, 500), (1011.1, 100)]).tasks == 2
 
 
+def test_highest_fill_of_the_host_cache(tmp_path):
+    line = "0.01.000.000 I srv        update:  - cache state: {} prompts, {} MiB (limits: 512.000 MiB, 16384 tokens)\n"
+    log = read(tmp_path, line.format(2, "3.000") + line.format(9, "12.500") + line.format(8, "11.000"))
+    assert (log.host_used_bytes, log.host_limit_bytes) == (12.5 * 2**20, 512 * 2**20)
+
+
 POOL = "(EngineCore_DP{rank} pid={pid}) INFO GPU KV cache size: {tokens:,} tokens\n"
 
 
