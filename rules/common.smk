@@ -97,17 +97,16 @@ def wanted_points():
 
 
 def due_points():
-    """Return the points that may be measured: those without a run, and those that --forcerun or --forceall asks for."""
-    settings = workflow.dag_settings  # None in a lint
-    forced = settings.forcerun if settings else ()
-    if settings is None or settings.forceall or "run_point" in forced:
+    """Return the points that may be measured: those without a run, and those that the command line names.
+
+    Snakemake parses this file before it knows what is forced, so the command line itself is looked at.
+    """
+    if {"-F", "--forceall", "run_point"} & set(sys.argv):
         return list(SWEEP.points)
-    absent = set(missing("results/runs/{}/run.json", SWEEP.points))
-    return [
-        point
-        for point in SWEEP.points
-        if point in absent or f"results/runs/{point}/run.json" in forced
-    ]
+    due = set(missing("results/runs/{}/run.json", SWEEP.points)) | {
+        point for point in SWEEP.points if f"results/runs/{point}/run.json" in sys.argv
+    }
+    return [point for point in SWEEP.points if point in due]
 
 
 def refused_points():
