@@ -26,6 +26,7 @@ rule metrics:
         modules=METRICS_MODULES,
         points=collect("results/points/{point}.json", point=SWEEP.points),
         metrics=collect("results/metrics/{point}.json", point=wanted_points()),
+        runs=collect("results/runs/{point}/run.json", point=wanted_points()),
     output:
         csv="results/metrics.csv",
         parquet="results/metrics.parquet",

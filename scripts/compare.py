@@ -1,15 +1,21 @@
-"""Compare the arms of a sweep."""
+"""Compare the arms of a sweep, and say why."""
 
 from pathlib import Path
 
 import pandas as pd
 
 from workflow.comparison import compare, summary
+from workflow.explanation import explain
+from workflow.fairness import fairness_table
+from workflow.points import Point
 
 table = pd.read_parquet(snakemake.input.table)
-requests = {
-    Path(path).name.removesuffix(".requests.parquet"): pd.read_parquet(path) for path in snakemake.input.requests
-}
-comparison = compare(table, requests)
-comparison.to_csv(snakemake.output.comparison, index=False)
-Path(snakemake.output.summary).write_text(summary(table, comparison))
+points = [Point.read(Path(path)) for path in snakemake.input.points]
+paths = {Path(path).name.removesuffix(".requests.parquet"): path for path in snakemake.input.requests}
+pairs, arms = compare(table, {point: pd.read_parquet(path) for point, path in paths.items()})
+explanations = explain(table, pairs)
+pairs.to_csv(snakemake.output.pairs, index=False)
+arms.to_csv(snakemake.output.arms, index=False)
+explanations.to_csv(snakemake.output.explanations, index=False)
+fairness_table(points, table).to_csv(snakemake.output.fairness, index=False)
+Path(snakemake.output.summary).write_text(summary(table, pairs, explanations))

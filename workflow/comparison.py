@@ -1,208 +1,331 @@
 """Metrics -> pairs of arms, ratios with intervals, verdicts. Pure functions on tables.
 
-Arms are compared inside a group, at one concurrency, with the control `none`. Requests of one session are not
-independent, so intervals come from a bootstrap over sessions: if the replay were repeated with other sessions of the
-same kind, 95 % of such intervals would hold the true ratio.
+Arms are compared inside a group, at one concurrency. What the interval of a ratio means, in one sentence: if both arms
+replayed other sessions of the same kind, 95 % of intervals made in this way would hold the true ratio. Between runs of
+the same sessions there is noise too; repeats show it, and a difference inside it is none.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy.stats import bootstrap
 
-CONTROL = "none"
-MINIMUM_SESSIONS = 5
-"""With fewer sessions in one arm a bootstrap over sessions has too few of them to say how much they vary."""
-RESAMPLES = 999
-CONFIDENCE = 0.95
+from workflow.intervals import (
+    COMPARED,
+    Compared,
+    Noise,
+    Resampled,
+    Sample,
+    interval,
+    noise_between,
+    resample,
+    samples_of,
+)
+from workflow.verdict import CONTROL
 
-Floats = npt.NDArray[np.float64]
+MINIMUM_SESSIONS = 6
+"""With fewer sessions in one arm nobody can say how much sessions vary."""
+NEGLIGIBLE = 0.2
+"""What cannot be told from 1 is "no difference" only where more than this is ruled out; else the data are too few."""
+
 Verdict = Literal["better", "worse", "no difference", "not enough data", "no baseline", "not comparable"]
+
+ARM_COLUMNS = (
+    *("group", "concurrency", "arm", "metric", "value", "low", "high"),
+    *("repeats", "requests", "sessions"),
+)
+COLUMNS = (
+    *("group", "concurrency", "arm", "against", "metric", "better", "against_value", "value"),
+    *("ratio", "ratio_low", "ratio_high", "noise_low", "noise_high", "verdict", "why"),
+    *("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions"),
+    *("points", "against_points"),
+)
+_STATUS = {"invalid": "is invalid", "failed": "failed", "missing": "is missing"}
+_COUNTS = ("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions")
+
+
+class Comparison(NamedTuple):
+    """What a sweep says about its arms."""
+
+    pairs: pd.DataFrame
+    """COLUMNS: a row for each pair of arms, concurrency and metric; `ratio` is arm / against, its interval at 95 %."""
+    arms: pd.DataFrame
+    """ARM_COLUMNS: a row for each arm that was measured, concurrency and metric, with the interval of its value."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One metric that arms are compared by."""
+class _Side:
+    """One arm at one concurrency: its repeats that are fit to publish."""
 
     name: str
-    """Column of the metrics table."""
-    better: Literal["lower", "higher"]
-    statistic: Callable[[pd.DataFrame, npt.NDArray[np.int64]], Floats]
-    """(requests, counts of sessions (resamples x sessions)) -> the metric for each resample, up to a constant."""
+    rows: pd.DataFrame
+    planned: pd.DataFrame
+    sample: Sample | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        requests = 0 if self.sample is None else len(self.sample.sessions)
+        sessions = 0 if self.sample is None else self.sample.session_count
+        return {"repeats": len(self.rows), "requests": requests, "sessions": sessions}
+
+    @property
+    def unusable(self) -> str | None:
+        """Say why nothing of this arm can be compared, or None."""
+        if len(self.rows):
+            return None
+        first = self.planned.iloc[0]
+        return f"{self.name} {_STATUS[first['status']]}: {first['reasons']}"
 
 
-def quantile_of(column: str, q: float) -> Callable[[pd.DataFrame, npt.NDArray[np.int64]], Floats]:
-    """Return a statistic: the q-quantile of a column of requests under session counts."""
-
-    def statistic(requests: pd.DataFrame, counts: npt.NDArray[np.int64]) -> Floats:
-        known = requests[requests[column].notna()].sort_values(column)
-        values = known[column].to_numpy(np.float64)
-        weights = counts[:, known["session_code"].to_numpy()]
-        cumulated = weights.cumsum(axis=1)
-        # The first request at which the share of the weight reaches q; linear interpolation is lost in the noise.
-        reached = cumulated >= np.maximum(q * cumulated[:, -1:], 1e-12)
-        return np.asarray(values[reached.argmax(axis=1)], np.float64)
-
-    return statistic
-
-
-def sum_of(column: str, over: str | None = None) -> Callable[[pd.DataFrame, npt.NDArray[np.int64]], Floats]:
-    """Return a statistic: the sum of a column, or its ratio to the sum of another, under session counts."""
-
-    def per_session(requests: pd.DataFrame, name: str, sessions: int) -> Floats:
-        codes, values = requests["session_code"].to_numpy(), requests[name].fillna(0.0).to_numpy(np.float64)
-        return np.bincount(codes, values, minlength=sessions).astype(np.float64)
-
-    def statistic(requests: pd.DataFrame, counts: npt.NDArray[np.int64]) -> Floats:
-        numerator = counts @ per_session(requests, column, counts.shape[1])
-        if over is None:
-            return np.asarray(numerator, np.float64)
-        return np.asarray(numerator / (counts @ per_session(requests, over, counts.shape[1])), np.float64)
-
-    return statistic
-
-
-COMPARED: tuple[Compared, ...] = (
-    Compared("ttft_p50_s", "lower", quantile_of("ttft_s", 0.50)),
-    Compared("ttft_p90_s", "lower", quantile_of("ttft_s", 0.90)),
-    Compared("itl_p50_s", "lower", quantile_of("itl_s", 0.50)),
-    Compared("e2e_p50_s", "lower", quantile_of("e2e_s", 0.50)),
-    Compared("output_tok_per_s_per_gpu", "higher", sum_of("output_tokens")),
-    Compared("total_tok_per_s_per_gpu", "higher", sum_of("total_tokens")),
-    Compared("cached_share", "higher", sum_of("cached_tokens", over="input_tokens")),
-)
-
-COLUMNS = (
-    "group",
-    "concurrency",
-    "arm",
-    "metric",
-    "better",
-    "control_value",
-    "value",
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-    "verdict",
-    "why",
-    "requests",
-    "sessions",
-    "control_requests",
-    "control_sessions",
-    "point",
-    "control_point",
-)
-
-
-def compare(table: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return one row for each arm other than the control, concurrency and metric.
+def compare(table: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> Comparison:
+    """Compare the arms of every group, at every concurrency: each with the control, and each two under one budget.
 
     `table` is the sweep's table (one row a planned point), `requests` holds the successful profiled requests of each
-    measured point. Columns: COLUMNS; `ratio` is arm / control, its interval at 95 %.
+    measured point. Repeats of a point are pooled; repeats that are not `ok` are left out.
     """
-    rows = []
-    for (group, concurrency), cell in table.groupby(["group", "concurrency"], sort=False):
-        controls = cell[cell["arm"] == CONTROL]
-        control = controls.iloc[0] if len(controls) else None
-        for _, arm in cell[cell["arm"] != CONTROL].iterrows():
-            for metric in COMPARED:
-                row = {"group": group, "concurrency": concurrency, "arm": arm["arm"], "metric": metric.name}
-                rows.append(row | {"better": metric.better} | _pair(metric, arm, control, requests))
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    counts = ["requests", "sessions", "control_requests", "control_sessions"]
-    return frame.astype(dict.fromkeys(counts, "Int64"))
+    pairs: list[dict[str, Any]] = []
+    arms: list[dict[str, Any]] = []
+    for group, planned in table.groupby("group", sort=False):
+        noise = _noise(planned)
+        for concurrency, cell in planned.groupby("concurrency", sort=False):
+            place = {"group": group, "concurrency": concurrency}
+            sides = _sides(cell, requests)
+            drawn = resample({name: side.sample for name, side in sides.items() if side.sample is not None})
+            for side in sides.values():
+                arms += [place | row for row in _arm_rows(side, drawn)]
+            for arm, against in _pairs(sides):
+                pairs += [place | row for row in _pair_rows(arm, against, drawn, noise)]
+    frame = pd.DataFrame(pairs, columns=list(COLUMNS)).astype(dict.fromkeys(_COUNTS, "Int64"))
+    numbers = ["against_value", "value", "ratio", "ratio_low", "ratio_high", "noise_low", "noise_high"]
+    return Comparison(frame.astype(dict.fromkeys(numbers, "float64")), pd.DataFrame(arms, columns=list(ARM_COLUMNS)))
 
 
-def _pair(
-    metric: Compared, arm: pd.Series, control: pd.Series | None, requests: Mapping[str, pd.DataFrame]
-) -> dict[str, object]:
-    row: dict[str, object] = {"point": arm["point"], "value": arm[metric.name]}
-    if control is None:
-        return row | {
-            "verdict": "no baseline",
-            "why": f"no point without offload in this group at {arm['concurrency']}",
-        }
-    row |= {"control_point": control["point"], "control_value": control[metric.name]}
-    for side in (arm, control):
-        if side["status"] != "ok":
-            return row | {"verdict": "not comparable", "why": f"{side['arm']} is {side['status']}: {side['reasons']}"}
-    if pd.isna(arm[metric.name]) or pd.isna(control[metric.name]) or control[metric.name] == 0:
-        return row | {"verdict": "not enough data", "why": f"{metric.name} is not known in both arms"}
-    ours, theirs = _coded(requests[arm["point"]]), _coded(requests[control["point"]])
-    sessions, control_sessions = ours["session_code"].nunique(), theirs["session_code"].nunique()
-    row |= {
-        "ratio": arm[metric.name] / control[metric.name],
-        "requests": len(ours),
-        "sessions": sessions,
-        "control_requests": len(theirs),
-        "control_sessions": control_sessions,
+def _sides(cell: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> dict[str, _Side]:
+    good = cell[cell["status"] == "ok"]
+    frames = {arm: [requests[point] for point in rows["point"]] for arm, rows in good.groupby("arm", sort=False)}
+    samples = samples_of({str(arm): listed for arm, listed in frames.items()})
+    return {
+        str(arm): _Side(str(arm), good[good["arm"] == arm], planned, samples.get(str(arm)))
+        for arm, planned in cell.groupby("arm", sort=False)
     }
-    if min(sessions, control_sessions) < MINIMUM_SESSIONS:
-        return row | {"verdict": "not enough data", "why": f"fewer than {MINIMUM_SESSIONS} sessions in one arm"}
-    low, high = ratio_interval(metric, ours, theirs)
-    return row | {"ratio_low": low, "ratio_high": high, "verdict": verdict(low, high, metric.better), "why": ""}
 
 
-def _coded(requests: pd.DataFrame) -> pd.DataFrame:
-    codes, _ = pd.factorize(requests["session"].astype(str))
-    return requests.assign(session_code=codes, total_tokens=requests["input_tokens"] + requests["output_tokens"])
+def _pairs(sides: Mapping[str, _Side]) -> Iterator[tuple[_Side, _Side | None]]:
+    """Yield (arm, what it is compared with): the control first, then the other arms among themselves."""
+    others = [side for name, side in sides.items() if name != CONTROL]
+    for side in others:
+        yield side, sides.get(CONTROL)
+    for against, side in combinations(others, 2):
+        yield side, against
 
 
-def ratio_interval(metric: Compared, arm: pd.DataFrame, control: pd.DataFrame) -> tuple[float, float]:
-    """Return the 95 % interval of metric(arm) / metric(control) from a percentile bootstrap over sessions.
+def _noise(planned: pd.DataFrame) -> dict[str, Noise | None]:
+    """Return the noise between repeats of one arm for each metric, from all arms and concurrencies of a group."""
+    good = planned[planned["status"] == "ok"]
+    cells = [rows for _, rows in good.groupby(["arm", "concurrency"])]
+    return {metric.name: noise_between([rows[metric.name].tolist() for rows in cells]) for metric in COMPARED}
 
-    Both frames have a `session_code` from 0. Sessions of the two arms are resampled apart: the arms replay the same
-    set, but a faster arm gets further in it.
+
+# ------------------------------------------------------------------------------------------------------- one arm
+def _value(metric: Compared, side: _Side, drawn: Mapping[tuple[str, str], Resampled]) -> float:
+    """Return the value of an arm over its repeats; NaN is unknown or fewer requests than the metric needs.
+
+    Percentiles are of all requests together, which is also why repeats can reach the count of a rarer percentile.
+    Rates and shares have a window or a server's counter in each repeat, so they are averaged.
     """
-    sizes = [int(frame["session_code"].max()) + 1 for frame in (arm, control)]
-
-    # scipy passes `axis`; it is always the last.
-    def statistic(ours: npt.NDArray[np.int64], theirs: npt.NDArray[np.int64], axis: int = -1) -> Floats:  # noqa: ARG001
-        sides = []
-        for frame, drawn, size in ((arm, ours, sizes[0]), (control, theirs, sizes[1])):
-            flat = np.atleast_2d(drawn)
-            counts = np.stack([np.bincount(resample, minlength=size) for resample in flat])
-            sides.append(metric.statistic(frame, counts))
-        value = sides[0] / sides[1]
-        return value if np.ndim(ours) > 1 else np.asarray(value[0])
-
-    result = bootstrap(
-        tuple(np.arange(size) for size in sizes),
-        statistic,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        vectorized=True,
-        # The same table gives the same interval, in any order of points.
-        rng=np.random.default_rng(0),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    found = drawn.get((side.name, metric.name))
+    if not metric.of_requests or found is None or side.sample is None:
+        return float(side.rows[metric.name].mean()) if len(side.rows) else np.nan
+    return found.estimate if _count(metric, side.sample) >= metric.least else np.nan
 
 
-def verdict(low: float, high: float, better: Literal["lower", "higher"]) -> Verdict:
-    """Return what an interval of arm / control says."""
-    if not np.isfinite([low, high]).all():
-        return "not enough data"
+def _count(metric: Compared, sample: Sample) -> int:
+    values = sample.columns[metric.column]
+    return int(np.sum(np.isfinite(values) & (values > 0))) if metric.of_requests else int(np.isfinite(values).sum())
+
+
+def _relative_draws(metric: Compared, side: _Side, drawn: Mapping[tuple[str, str], Resampled]) -> Any:
+    """Return resampled values / their estimate, or None."""
+    found = drawn.get((side.name, metric.name))
+    if found is None or not np.isfinite(found.estimate) or found.estimate <= 0:
+        return None
+    return found.draws / found.estimate
+
+
+def _arm_rows(side: _Side, drawn: Mapping[tuple[str, str], Resampled]) -> Iterator[dict[str, Any]]:
+    if not len(side.rows):
+        return
+    for metric in COMPARED:
+        value, draws = _value(metric, side, drawn), _relative_draws(metric, side, drawn)
+        enough = draws is not None and side.counts["sessions"] >= MINIMUM_SESSIONS
+        ends = interval(draws * value, side.counts["sessions"]) if enough and np.isfinite(value) else None
+        low, high = ends or (np.nan, np.nan)
+        row: dict[str, Any] = {"arm": side.name, "metric": metric.name, "value": value, "low": low, "high": high}
+        yield row | side.counts
+
+
+# ------------------------------------------------------------------------------------------------------ two arms
+def _pair_rows(
+    arm: _Side, against: _Side | None, drawn: Mapping[tuple[str, str], Resampled], noise: Mapping[str, Noise | None]
+) -> Iterator[dict[str, Any]]:
+    refused = _refused(arm, against)
+    for metric in COMPARED:
+        row: dict[str, Any] = {
+            "arm": arm.name,
+            "against": CONTROL if against is None else against.name,
+            "metric": metric.name,
+            "better": metric.better,
+            "value": _value(metric, arm, drawn),
+            "points": ";".join(arm.rows["point"]),
+            **arm.counts,
+        }
+        if against is not None:
+            row |= {"against_value": _value(metric, against, drawn), "against_points": ";".join(against.rows["point"])}
+            row |= {f"against_{name}": count for name, count in against.counts.items()}
+        if refused is not None:
+            yield row | {"verdict": refused[0], "why": refused[1]}
+        else:
+            assert against is not None
+            yield row | _ratio(metric, arm, against, row, drawn, noise[metric.name])
+
+
+def _refused(arm: _Side, against: _Side | None) -> tuple[Verdict, str] | None:
+    """Say why two arms must not be compared at all, or None."""
+    if against is None:
+        return "no baseline", f"no point without offload ({CONTROL}) is planned at this concurrency"
+    for side in (arm, against):
+        if side.unusable is not None:
+            return "not comparable", side.unusable
+    both = pd.concat([arm.rows, against.rows])
+    for column, what in (("definition_version", "metric definitions"), ("trace_sha256", "contents of the trace set")):
+        found = sorted(str(one)[:12] for one in both[column].dropna().unique())
+        if len(found) > 1:
+            return "not comparable", f"two {what} must not share an axis: {', '.join(found)}"
+    for component, versions in _versions(both).items():
+        if len(versions) > 1:
+            return "not comparable", f"two builds of {component}: {', '.join(sorted(versions))}"
+    budgets = [float(side.rows["budget_gb"].iloc[0]) for side in (arm, against)]
+    if against.name != CONTROL and budgets[0] != budgets[1]:
+        return "not comparable", f"host memory budgets differ: {budgets[0]:g} GB and {budgets[1]:g} GB"
+    return None
+
+
+def _versions(rows: pd.DataFrame) -> dict[str, set[str]]:
+    """Return every version that was read back from a process, by component."""
+    found: dict[str, set[str]] = {}
+    for text in rows["versions"].dropna():
+        for component, version in json.loads(text).items():
+            if version is not None:
+                found.setdefault(component, set()).add(version)
+    return found
+
+
+def _ratio(
+    metric: Compared,
+    arm: _Side,
+    against: _Side,
+    values: Mapping[str, Any],
+    drawn: Mapping[tuple[str, str], Resampled],
+    noise: Noise | None,
+) -> dict[str, Any]:
+    value, other = values["value"], values["against_value"]
+    for side, one in ((arm, value), (against, other)):
+        if not np.isfinite(one):
+            counted = 0 if side.sample is None else _count(metric, side.sample)
+            few = metric.of_requests and counted < metric.least
+            why = f"{counted} requests in {side.name}, it needs {metric.least}" if few else f"not known in {side.name}"
+            return {"verdict": "not enough data", "why": why}
+    if other <= 0:
+        return {"verdict": "not enough data", "why": f"it is 0 in {against.name}"}
+    row: dict[str, Any] = {"ratio": value / other}
+    if noise is not None:
+        row["noise_low"], row["noise_high"] = noise.band(len(arm.rows), len(against.rows))
+    sessions = min(arm.counts["sessions"], against.counts["sessions"])
+    if sessions < MINIMUM_SESSIONS:
+        return row | {"verdict": "not enough data", "why": f"{sessions} sessions, it needs {MINIMUM_SESSIONS}"}
+    ours, theirs = _relative_draws(metric, arm, drawn), _relative_draws(metric, against, drawn)
+    ends = None if ours is None or theirs is None else interval(row["ratio"] * ours / theirs, sessions)
+    if ends is None:
+        return row | {"verdict": "not enough data", "why": "the requests do not say how much it varies"}
+    row["ratio_low"], row["ratio_high"] = ends
+    said, why = verdict(row["ratio"], ends, metric.better, (row.get("noise_low"), row.get("noise_high")))
+    return row | {"verdict": said, "why": why}
+
+
+def verdict(
+    ratio: float,
+    ends: tuple[float, float],
+    better: Literal["lower", "higher"],
+    noise: tuple[float | None, float | None] = (None, None),
+) -> tuple[Verdict, str]:
+    """Return what a ratio of arm / against says, and why.
+
+    `ends` is its interval over sessions; `noise` is the range in which equal arms lie, (None, None) without repeats.
+    """
+    low, high = ends
+    noise_low, noise_high = noise
     if low <= 1.0 <= high:
-        return "no difference"
-    return "better" if (high < 1.0) == (better == "lower") else "worse"
+        widest = max(high - 1.0, 1.0 - low)
+        if widest <= NEGLIGIBLE:
+            return "no difference", f"a difference above {widest:.0%} is ruled out"
+        return "not enough data", f"anything from {low:.3g} to {high:.3g} fits these sessions"
+    if noise_low is not None and noise_high is not None and noise_low <= ratio <= noise_high:
+        equal = f"equal arms lie anywhere from {noise_low:.3g} to {noise_high:.3g} by the noise between runs"
+        return "no difference" if noise_high - 1.0 <= NEGLIGIBLE else "not enough data", equal
+    won = (high < 1.0) == (better == "lower")
+    return "better" if won else "worse", "" if noise_low is not None else "noise between runs not known"
 
 
-def summary(table: pd.DataFrame, comparison: pd.DataFrame) -> str:
-    """Return the comparison as Markdown, for a terminal and for a pull request."""
-    lines = ["# Offload backends compared", ""]
+# ------------------------------------------------------------------------------------------------------ in words
+def headline(pairs: pd.DataFrame) -> str:
+    """Return the verdicts of one pair and concurrency in a sentence; a loss is said as plainly as a win."""
+    first = pairs.iloc[0]
+    if set(pairs["verdict"]) <= {"no baseline", "not comparable"}:
+        return f"{first['arm']} against {first['against']}: {first['verdict']} ({first['why']})"
+    parts = []
+    for said in ("better", "worse", "no difference"):
+        rows = pairs[pairs["verdict"] == said]
+        if len(rows):
+            parts.append(
+                f"{said} in " + ", ".join(f"{row['metric']} (x{row['ratio']:.3g})" for _, row in rows.iterrows())
+            )
+    unsure = pairs[~pairs["verdict"].isin(["better", "worse", "no difference"])]["metric"]
+    if len(unsure):
+        parts.append("not enough data for " + ", ".join(unsure))
+    return f"{first['arm']} against {first['against']}: " + "; ".join(parts)
+
+
+def summary(table: pd.DataFrame, pairs: pd.DataFrame, explanations: pd.DataFrame) -> str:
+    """Return the comparison as Markdown, for a terminal and for a comment on a pull request."""
     statuses = table["status"].value_counts()
-    lines.append(
-        f"{len(table)} points planned: "
-        + ", ".join(f"{statuses.get(name, 0)} {name}" for name in ("ok", "invalid", "failed", "missing"))
-        + ". Ratios are arm / control (`none`), with 95 % intervals over sessions."
-    )
-    for group, rows in comparison.groupby("group", sort=False):
-        lines += ["", f"## {group}", "", _verdicts(rows)]
+    repeats = int(table["repeat"].max()) if len(table) else 1
+    planned = ", ".join(f"{statuses.get(name, 0)} {name}" for name in ("ok", "invalid", "failed", "missing"))
+    lines = [
+        "# Offload backends compared",
+        "",
+        f"{len(table)} points planned: {planned}; {repeats} {'repeat' if repeats == 1 else 'repeats'} each.",
+        "Ratios are arm / the arm it is compared with; 95 % intervals: other sessions of the same kind would give "
+        "ratios in them.",
+    ]
+    for group, rows in pairs.groupby("group", sort=False):
+        lines += ["", f"## {group}"]
+        for (concurrency, arm, against), pair in rows.groupby(["concurrency", "arm", "against"], sort=False):
+            lines += ["", f"### {arm} against {against}, concurrency {concurrency}", ""]
+            if set(pair["verdict"]) <= {"no baseline", "not comparable"}:
+                lines.append(f"{pair.iloc[0]['verdict'].capitalize()}: {pair.iloc[0]['why']}.")
+                continue
+            lines += [_verdicts(pair)]
+            said = explanations[
+                (explanations["group"] == group)
+                & (explanations["concurrency"] == concurrency)
+                & (explanations["arm"] == arm)
+                & (explanations["against"] == against)
+            ]
+            lines += ["", *(f"* {text}" for text in said["says"])] if len(said) else []
     unusable = table[table["status"] != "ok"]
     if len(unusable):
         lines += ["", "## Not usable", ""]
@@ -211,16 +334,14 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame) -> str:
 
 
 def _verdicts(rows: pd.DataFrame) -> str:
-    header = ("arm", "concurrency", "metric", "control", "arm's value", "ratio", "95 % interval", "verdict")
+    header = ("metric", "against", "value", "ratio", "95 % interval", "verdict")
     body = [
         (
-            row["arm"],
-            str(row["concurrency"]),
             row["metric"],
-            _number(row["control_value"]),
-            _number(row["value"]),
-            _number(row["ratio"]),
-            f"{_number(row['ratio_low'])} to {_number(row['ratio_high'])}" if pd.notna(row["ratio_low"]) else "-",
+            number(row["against_value"]),
+            number(row["value"]),
+            number(row["ratio"]),
+            f"{number(row['ratio_low'])} to {number(row['ratio_high'])}" if pd.notna(row["ratio_low"]) else "-",
             row["verdict"] + (f" ({row['why']})" if row["why"] else ""),
         )
         for _, row in rows.iterrows()
@@ -234,5 +355,8 @@ def _verdicts(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
-    return "-" if pd.isna(value) else f"{value:.3g}"
+def number(value: float) -> str:
+    """Return a number to three digits, or a dash where there is none."""
+    if pd.isna(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.comparison import CONTROL
 from workflow.style import SOURCE_COLOURS, STATUS_COLOURS, arm_styles, new_figure, settings
+from workflow.verdict import CONTROL
 
 PANEL_W, PANEL_H = 4.4, 3.2
 SOURCES = tuple(SOURCE_COLOURS)

@@ -1,5 +1,6 @@
 """A published run -> its metrics, judged with what the point declared; and all points -> one flat table."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from workflow.contract import InputError, file_sha256
 from workflow.evidence import Context
 from workflow.failures import last_failure
 from workflow.metrics import PointMetrics, measure, table
-from workflow.points import Point
+from workflow.points import Point, topology
 from workflow.runs import Run
 
 
@@ -52,18 +53,25 @@ def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[Point
     return measure(folder, context_for(point, run, limits))
 
 
-POINT_COLUMNS = ("arm", "concurrency", "gpus", "model", "runner", "framework", "group", "curve", "trace_set")
+POINT_COLUMNS = (
+    *("arm", "concurrency", "repeat", "gpus", "model", "runner", "framework", "group", "curve", "trace_set"),
+    *("lineage", "entry", "pr_link", "image", "budget_gb"),
+)
+RUN_COLUMNS = ("trace_sha256", "versions", "node", "git_revision", "started_unix_s", "bus_limit_gb_per_s")
 
 
-def sweep_table(points: Iterable[Point], metrics: Mapping[str, PointMetrics], failures: Path) -> pd.DataFrame:
+def sweep_table(
+    points: Iterable[Point], metrics: Mapping[str, PointMetrics], failures: Path, runs: Mapping[str, Run]
+) -> pd.DataFrame:
     """Return one row for every planned point, in the order of the plan; nothing disappears.
 
-    Columns: point, POINT_COLUMNS, status (`ok`, `invalid`, `failed`, `missing`), reasons, and the columns of
-    `metrics.table`, NaN where nothing was measured.
+    Columns: point, POINT_COLUMNS, RUN_COLUMNS, status (`ok`, `invalid`, `failed`, `missing`), reasons, and the columns
+    of `metrics.table`; None and NaN where nothing was measured. `metrics` and `runs` hold what there is, by point.
     """
     listed = list(points)
     measured = table(metrics[point.id] for point in listed if point.id in metrics)
-    planned = pd.DataFrame([_planned(point) for point in listed], columns=["point", *POINT_COLUMNS])
+    rows = [_planned(point) | _seen(runs.get(point.id)) for point in listed]
+    planned = pd.DataFrame(rows, columns=["point", *POINT_COLUMNS, *RUN_COLUMNS])
     joined = planned.merge(measured, on="point", how="left", validate="one_to_one")
     for i, point in enumerate(listed):
         if point.id in metrics:
@@ -75,15 +83,37 @@ def sweep_table(points: Iterable[Point], metrics: Mapping[str, PointMetrics], fa
 
 
 def _planned(point: Point) -> dict[str, Any]:
+    row = point.row
     return {
         "point": point.id,
         "arm": point.arm,
         "concurrency": point.concurrency,
+        "repeat": point.repeat,
         "gpus": point.gpus,
-        "model": point.row.model,
-        "runner": point.row.runner,
-        "framework": point.row.framework,
+        "model": row.model,
+        "runner": row.runner,
+        "framework": row.framework,
         "group": point.group,
         "curve": point.curve,
         "trace_set": point.trace.name,
+        # What stays the same when a changelog entry brings another image: what a history is of.
+        "lineage": f"{row.model} {row.precision} on {row.runner.removeprefix('cluster:')}, {row.framework}, "
+        f"{topology(row)}, {point.trace.name}",
+        "entry": point.origin.entry,
+        "pr_link": point.origin.pr_link,
+        "image": row.image,
+        "budget_gb": float(row.total_cpu_dram_gb),
+    }
+
+
+def _seen(run: Run | None) -> dict[str, Any]:
+    if run is None:
+        return dict.fromkeys(RUN_COLUMNS)
+    return {
+        "trace_sha256": run.trace_content_sha256,
+        "versions": json.dumps(run.versions, sort_keys=True),
+        "node": run.host.name,
+        "git_revision": run.git_revision,
+        "started_unix_s": run.started_unix_s,
+        "bus_limit_gb_per_s": Context.model_fields["bus_limit_gb_per_s"].default,
     }

@@ -1,0 +1,224 @@
+"""A point over time: one row a slice of the replay, from the client's records and the servers' time slices.
+
+Only reads a run's folder. A slice without a scrape is NaN, not 0; counters become rates of their slice.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pandas as pd
+
+from workflow.evidence import Context, Evidence, client_folder, read_evidence
+from workflow.metrics import output_tokens_between
+from workflow.readers import aliases
+from workflow.readers.aliases import Alias, Quantity
+from workflow.readers.series import Series
+
+SLICES = 120
+"""At most about this many slices: more would be finer than a figure shows."""
+
+Floats = npt.NDArray[np.float64]
+Edges = npt.NDArray[np.int64]
+
+# What only a timeline shows, so that it has no place among the quantities that metrics are made of.
+QUEUES: Mapping[str, Quantity] = {
+    "running": Quantity(
+        "requests",
+        "gauge",
+        (
+            Alias("vllm", "vllm:num_requests_running"),
+            Alias("sglang", "sglang:num_running_reqs"),
+            Alias("llamacpp", "llamacpp:requests_processing"),
+            Alias("atom", "atom:num_requests_running"),
+        ),
+    ),
+    "waiting": Quantity(
+        "requests",
+        "gauge",
+        (
+            Alias("vllm", "vllm:num_requests_waiting"),
+            Alias("sglang", "sglang:num_queue_reqs"),
+            Alias("llamacpp", "llamacpp:requests_deferred"),
+            Alias("atom", "atom:num_requests_waiting"),
+        ),
+    ),
+}
+
+COLUMNS: Mapping[str, str] = {
+    "start_s": "start of the slice since the profiling phase began; negative: warm-up",
+    "length_s": "length of the slice",
+    "phase": "warm-up, profiling or drain",
+    "in_flight": "profiled requests in flight, by the client",
+    "running": "requests that the engines run, highest in the slice",
+    "waiting": "requests that the engines queue, highest in the slice",
+    "ttft_p50_s": "median TTFT of the requests whose first token came in the slice",
+    "ttft_max_s": "longest of them",
+    "output_tok_per_s": "output tokens, spread evenly from a request's first token to its end",
+    "prompt_tok_per_s": "prompt tokens of requests whose first token came in the slice",
+    "cached_share": "cached / all prompt tokens of these requests",
+    "device_use_share": "fill of the device's KV pool, highest in the slice",
+    "host_use_share": "fill of the host tier, highest in the slice",
+    "to_host_gb_per_s": "KV copied to the host / length of the slice",
+    "to_device_gb_per_s": "KV copied to the device / length of the slice",
+    "preemptions_per_s": "preemptions / length of the slice",
+}
+"""Column -> what it is. Every timeline has all of them."""
+
+
+def timeline(folder: Path, context: Context) -> pd.DataFrame:
+    """Return COLUMNS for one attempt, a row a slice, in order of time.
+
+    Slices are those of the servers' export, joined to at most SLICES; without one they divide the profiling phase
+    evenly. Raises what `evidence.read_evidence` raises, and InputError for a damaged export.
+    """
+    evidence = read_evidence(folder, context)
+    if evidence.window is None:
+        return pd.DataFrame(columns=list(COLUMNS))
+    zero = evidence.window.start_ns
+    export = client_folder(folder) / "server_metrics_export.json"
+    families = _families(export) if export.is_file() else {}
+    edges = _edges(evidence, _exported(families))
+    frame = _from_records(evidence, edges)
+    for name, values in _from_servers(families, edges).items():
+        frame[name] = values
+    # The drain begins when the requested window is over.
+    window_s = np.inf if evidence.window.duration_s is None else evidence.window.duration_s
+    frame["start_s"] = (edges[:-1] - zero) / 1e9
+    frame["length_s"] = np.diff(edges) / 1e9
+    frame["phase"] = np.select(
+        [frame["start_s"] < 0, frame["start_s"] < window_s - 1e-6], ["warm-up", "profiling"], "drain"
+    )
+    return frame.reindex(columns=list(COLUMNS))
+
+
+def _families(path: Path) -> dict[str, Any]:
+    text = path.read_bytes().replace(b"NaN", b"null").replace(b"-Infinity", b"null").replace(b"Infinity", b"null")
+    found = orjson.loads(text).get("metrics") or {}
+    assert isinstance(found, dict)
+    return found
+
+
+def _exported(families: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return (start of the first slice, usual length of a slice) of the servers' export, ns, or None."""
+    spans = {
+        (int(one["start_ns"]), int(one["end_ns"]))
+        for body in families.values()
+        for series in body.get("series") or ()
+        for one in series.get("timeslices") or ()
+    }
+    return (min(spans)[0], int(np.median([end - start for start, end in spans]))) if spans else None
+
+
+def _edges(evidence: Evidence, exported: tuple[int, int] | None) -> Edges:
+    """Return the edges of the slices, ns, from the first scrape to the last end; one of them is the window's start."""
+    assert evidence.window is not None
+    records, zero = evidence.records, evidence.window.start_ns
+    last = max(int(array.max()) for array in (records.end_ns, records.other_end_ns) if array.size)
+    first, length = exported or (zero, 1)
+    first = min(first, zero)
+    # Finer than the scrapes would leave slices without any.
+    length = max(length, (last - first) // SLICES, 1)
+    before, after = -(-(zero - first) // length), max(1, -(-(last - zero) // length))
+    return zero + length * np.arange(-before, after + 1, dtype=np.int64)
+
+
+def _from_records(evidence: Evidence, edges: Edges) -> pd.DataFrame:
+    records = evidence.records
+    lengths = np.diff(edges) / 1e9
+    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    place = np.searchsorted(edges, first, side="right") - 1
+    by_slice = pd.DataFrame(
+        {
+            "place": place,
+            "ttft": records.values["ttft_s"],
+            "input": records.values["input_tokens"],
+            "cached": records.values["cached_tokens"],
+        }
+    ).groupby("place")
+    frame = pd.DataFrame(index=range(len(lengths)))
+    frame["ttft_p50_s"] = by_slice["ttft"].median()
+    frame["ttft_max_s"] = by_slice["ttft"].max()
+    frame["prompt_tok_per_s"] = by_slice["input"].sum().reindex(frame.index, fill_value=0.0) / lengths
+    frame["cached_share"] = by_slice["cached"].sum(min_count=1) / by_slice["input"].sum()
+    made = [output_tokens_between(records, int(a), int(b)) for a, b in pairwise(edges)]
+    frame["output_tok_per_s"] = np.array(made) / lengths
+    begins = np.concatenate([records.start_ns, records.other_start_ns])
+    ends = np.concatenate([records.end_ns, records.other_end_ns])
+    overlap = [np.clip(np.minimum(ends, b) - np.maximum(begins, a), 0, None).sum() for a, b in pairwise(edges)]
+    frame["in_flight"] = np.array(overlap) / np.diff(edges)
+    return frame
+
+
+def _from_servers(families: Mapping[str, Any], edges: Edges) -> dict[str, Floats]:
+    lengths = np.diff(edges) / 1e9
+    known = {**aliases.QUANTITIES, **QUEUES}
+
+    def highest(name: str) -> Floats:
+        return _slices(families, known[name], edges)
+
+    def rate(name: str, scale: float = 1.0) -> Floats:
+        return _slices(families, known[name], edges) * scale / lengths
+
+    host = highest("host_use")
+    for used, total in (("host_used_tokens", "host_total_tokens"), ("host_used_bytes", "host_total_bytes")):
+        if np.isnan(host).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                host = highest(used) / highest(total)
+    return {
+        "running": highest("running"),
+        "waiting": highest("waiting"),
+        "device_use_share": highest("device_use"),
+        "host_use_share": host,
+        "to_host_gb_per_s": rate("bytes_to_host", 1e-9),
+        "to_device_gb_per_s": rate("bytes_to_device", 1e-9),
+        "preemptions_per_s": rate("preemptions"),
+    }
+
+
+def _slices(families: Mapping[str, Any], quantity: Quantity, edges: Edges) -> Floats:
+    """Return a quantity per slice: counters summed, gauges at their highest; NaN where nothing was scraped."""
+    for component in dict.fromkeys(alias.component for alias in quantity.aliases):
+        chosen = _chosen(families, quantity, component)
+        if chosen:
+            return _combined(chosen, quantity, edges)
+    return np.full(len(edges) - 1, np.nan)
+
+
+def _chosen(families: Mapping[str, Any], quantity: Quantity, component: str) -> list[tuple[Alias, dict[str, Any]]]:
+    """Return the series of a component, by the newest of its names that is there for each endpoint."""
+    found: dict[str, list[tuple[Alias, dict[str, Any]]]] = {}
+    for alias in (one for one in quantity.aliases if one.component == component):
+        here: dict[str, list[tuple[Alias, dict[str, Any]]]] = {}
+        for family, body in families.items():
+            kind = "counter" if body.get("type") in ("counter", "histogram") else "gauge"
+            name = family.removesuffix("_total")
+            name += "_sum" if body.get("type") == "histogram" else ""
+            for series in body.get("series") or ():
+                where, labels = str(series.get("endpoint_url") or ""), dict(series.get("labels") or {})
+                if alias.matches(
+                    Series(name, "counter" if kind == "counter" else "gauge", where, labels), quantity.kind
+                ):
+                    here.setdefault(where, []).append((alias, series))
+        found = {**here, **found}
+    return [one for listed in found.values() for one in listed]
+
+
+def _combined(chosen: list[tuple[Alias, dict[str, Any]]], quantity: Quantity, edges: Edges) -> Floats:
+    together: Callable[[list[float]], float] = sum if quantity.combine == "sum" else max
+    in_slice: dict[int, dict[int, list[float]]] = {}
+    for i, (alias, series) in enumerate(chosen):
+        for one in series.get("timeslices") or ():
+            value = one.get("total", one.get("sum")) if quantity.kind == "counter" else one.get("max")
+            place = int(np.searchsorted(edges, int(one["start_ns"]), side="right")) - 1
+            if value is not None and 0 <= place < len(edges) - 1:
+                in_slice.setdefault(place, {}).setdefault(i, []).append(float(value) * alias.scale)
+    values = np.full(len(edges) - 1, np.nan)
+    for place, by_series in in_slice.items():
+        within = [sum(found) if quantity.kind == "counter" else max(found) for found in by_series.values()]
+        values[place] = together(within)
+    return values
