@@ -61,8 +61,8 @@ SlurmctldPidFile=$dir/run/slurmctld.pid
 SlurmdPidFile=$dir/run/slurmd.pid
 SlurmctldLogFile=$dir/log/slurmctld.log
 SlurmdLogFile=$dir/log/slurmd.log
-# linuxproc loses processes of a cancelled job; cgroups are not there in a container.
-ProctrackType=proctrack/pgid
+# Cgroups are not there in a container. pgid would not count the memory of services, which have sessions of their own.
+ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -87,6 +87,8 @@ OverTimeLimit=0
 SlurmdParameters=config_overrides
 GresTypes=gpu
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$CPUS RealMemory=$MEMORY_MB Gres=gpu:$GPUS Feature=big State=UNKNOWN
+# Nodes that exist only to be excluded.
+NodeName=spare[1-2] NodeAddr=127.0.0.1 CPUs=1 State=DOWN
 PartitionName=gpu-a Nodes=$node Default=YES MaxTime=24:00:00 DefMemPerCPU=100 State=UP
 PartitionName=gpu-b Nodes=$node MaxTime=24:00:00 DefMemPerCPU=100 State=UP
 CONF
