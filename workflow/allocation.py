@@ -33,7 +33,7 @@ class Allocation:
 
     @property
     def runtime(self) -> str:
-        """Return the time limit with its unit, `90m`: one program takes a bare number for minutes, another for hours."""
+        """Return the time limit with its unit, `90m`; a bare number is minutes to one program and hours to another."""
         return f"{self.runtime_min}m"
 
 

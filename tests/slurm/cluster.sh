@@ -120,6 +120,16 @@ start() {
   echo "export PATH=$dir/bin:\$PATH"
 }
 
+left_behind() { # print the pids of processes of this cluster's jobs
+  local file names
+  for file in /proc/[0-9]*/environ; do
+    names=$(cat "$file" 2> /dev/null | tr '\0' '\n') || continue
+    if grep -qxF "SLURM_CONF=$SLURM_CONF" <<< "$names" && grep -q '^SLURM_JOB_ID=' <<< "$names"; then
+      basename "$(dirname "$file")"
+    fi
+  done
+}
+
 stop() {
   if running slurmctld; then
     scancel --user="$user" || true
@@ -134,6 +144,11 @@ stop() {
     fi
     rm -f "$dir/run/$name.pid"
   done
+  # Without control groups Slurm loses a process whose parent has ended, such as after a lost node.
+  local pids
+  pids=$(left_behind)
+  # shellcheck disable=SC2086
+  [ -z "$pids" ] || kill -KILL $pids 2> /dev/null || true
 }
 
 case $command in

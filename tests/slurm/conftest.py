@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from workflow.environments import Environment, environment_key
 
 HERE = Path(__file__).parent
@@ -47,7 +48,7 @@ class Checkout:
         ).stdout.split()
         for name in names:
             source = PROJECT / name
-            if name.startswith(("tests/", "docs/")) or not source.exists() and not source.is_symlink():
+            if name.startswith(("tests/", "docs/")) or not (source.exists() or source.is_symlink()):
                 continue
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, root / name, follow_symlinks=False)
@@ -173,6 +174,13 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> 
 
 
 @pytest.fixture
-def checkout(slurm: dict[str, str], tmp_path: Path) -> Checkout:
+def checkout(slurm: dict[str, str], tmp_path: Path) -> Checkout:  # noqa: ARG001 - a mark has no effect on a fixture
     """Return a clean checkout."""
     return Checkout(tmp_path)
+
+
+def planned(checkout: Checkout) -> list[str]:
+    """Plan, and return the ids of the points."""
+    code, said = checkout.snakemake("-n", "-q", "-c1")
+    assert code == 0, said[-3000:]
+    return [line.split("\t")[0] for line in (checkout.root / "results/plan.tsv").read_text().splitlines()[1:]]

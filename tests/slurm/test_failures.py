@@ -3,8 +3,7 @@
 import signal
 import subprocess
 
-from conftest import QUICK, slurm_says, until
-
+from conftest import QUICK, planned, slurm_says, until
 
 ARMS = [f"{arm}-c{concurrency}" for arm in ("none", "llamacpp-ram") for concurrency in (1, 2, 3)]
 
@@ -113,11 +112,7 @@ def test_ctrl_c_cancels_what_this_sweep_submitted_and_nothing_else(checkout):
 
 def test_a_node_that_goes_down_and_comes_back(checkout):
     checkout.behave({"none-c1": {"sleep_s": 8}})
-    target = next(
-        line.split("\t")[0]
-        for line in planned(checkout)
-        if "-none-c1-" in line
-    )
+    target = next(point for point in planned(checkout) if "-none-c1-" in point)
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", f"results/runs/{target}/run.json")
     checkout.job_of("none-c1")
     until(lambda: len(checkout.seen()) == 1, "the replay")
@@ -130,9 +125,3 @@ def test_a_node_that_goes_down_and_comes_back(checkout):
     slurm_says("scontrol", "update", f"jobid={job}", "starttime=now")
     assert head.wait(150) == 0, checkout.said[-3000:]
     assert len(checkout.jobs()) == 1, "Slurm queued the same job again"
-
-
-def planned(checkout):
-    """Plan, and return the lines of the plan."""
-    assert checkout.snakemake("-n", "-q", "-c1")[0] == 0
-    return (checkout.root / "results/plan.tsv").read_text().splitlines()[1:]
