@@ -109,7 +109,7 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
-def asked(field):
+def asked(field, otherwise=None):
     """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
 
     def value(wildcards, attempt):
@@ -121,7 +121,7 @@ def asked(field):
                 f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
             )
         allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
-        return None if allocation is None else getattr(allocation, field)
+        return otherwise if allocation is None else getattr(allocation, field)
 
     return value
 

@@ -28,8 +28,9 @@ rule run_point:
         mem_mb=asked("memory_mib"),
         runtime=asked("runtime"),
         slurm_extra=asked("extra"),
+        asked_for=asked("summary", "this machine"),
     message:
-        "Measure {wildcards.point}"
+        "Measure {wildcards.point} on {resources.asked_for}"
     shell:
         # No params: a change of one would measure the point again.
         # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.

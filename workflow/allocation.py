@@ -37,6 +37,15 @@ class Allocation:
         return f"{self.runtime_min}m"
 
 
+    @property
+    def summary(self) -> str:
+        """Return all of it in one line, for whoever reads the dry run before it costs anything."""
+        named = {"account": self.account, "qos": self.qos, "constraint": self.constraint}
+        parts = [self.partition, self.gres, f"{self.cores} cores", f"{self.memory_mib} MiB", self.runtime]
+        parts += [f"{name} {value}" for name, value in named.items() if value]
+        return ", ".join(part for part in (*parts, self.extra) if part)
+
+
 def needed_s(point: Point, slurm: Slurm, attempt: int = 1) -> float:
     """Return the wall time of one attempt in seconds: start-up, warm-up, window, drain and margin.
 
