@@ -1,7 +1,9 @@
 """Every way in which a job ends on a real Slurm, told apart."""
 
+import os
 import signal
 import subprocess
+from pathlib import Path
 
 from conftest import QUICK, planned, slurm_says, until
 
@@ -111,17 +113,21 @@ def test_ctrl_c_cancels_what_this_sweep_submitted_and_nothing_else(checkout):
 
 
 def test_a_node_that_goes_down_and_comes_back(checkout):
-    checkout.behave({"none-c1": {"sleep_s": 8}})
+    checkout.behave({"none-c1": {"sleep_s": 15}})
     target = next(point for point in planned(checkout) if "-none-c1-" in point)
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", f"results/runs/{target}/run.json")
-    checkout.job_of("none-c1")
     until(lambda: len(checkout.seen()) == 1, "the replay")
-    node = slurm_says("sinfo", "--noheader", "--format=%n", "--partition=gpu-a").strip()
-    slurm_says("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    job = checkout.job_of("none-c1", "PENDING")
+    node("cut")
+    checkout.job_of("none-c1", "PENDING")
     assert checkout.states()["none-c1"]["state"] == "queued"
-    # The daemon answers, so Slurm takes the node back by itself, or it has to be told.
-    subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False, capture_output=True)
-    slurm_says("scontrol", "update", f"jobid={job}", "starttime=now")
+    checkout.behave({})
+    node("slurmd")
     assert head.wait(150) == 0, checkout.said[-3000:]
     assert len(checkout.jobs()) == 1, "Slurm queued the same job again"
+    assert len(checkout.seen()) == 2, "and it measured anew"
+
+
+def node(command):
+    """End or start the node of the test's Slurm."""
+    folder = Path(os.environ["SLURM_CONF"]).parent
+    subprocess.run(["bash", str(Path(__file__).parent / "cluster.sh"), command, str(folder)], check=True)

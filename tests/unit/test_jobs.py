@@ -64,6 +64,11 @@ def test_each_end_has_its_class(state, log, expected):
     assert "Slurm job 12" in found.message
 
 
+def test_a_node_that_is_lost_while_it_starts_a_job():
+    cause = cause_of(job("FAILED", reason="JobLaunchFailure"), "")
+    assert cause.failure_class == FailureClass.NODE_FAILURE
+
+
 @pytest.mark.parametrize(("state", "log"), [("COMPLETED", CANCELLED), ("FAILED", "Error in rule"), ("UNKNOWN", "")])
 def test_a_job_that_ended_by_itself_is_left_to_its_own_record(state, log):
     assert cause_of(job(state), log) is None
