@@ -129,7 +129,7 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
-def asked(field):
+def asked(field, otherwise=None):
     """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
 
     def value(wildcards, attempt):
@@ -141,9 +141,7 @@ def asked(field):
                 f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
             )
         allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
-        # On this machine nothing is asked for; Snakemake still wants a number where a resource has a unit.
-        unasked = {"memory_mib": 0, "runtime": "0m"}
-        return unasked.get(field) if allocation is None else getattr(allocation, field)
+        return otherwise if allocation is None else getattr(allocation, field)
 
     return value
 

@@ -30,8 +30,9 @@ rule run_point:
         mem_mb=asked("memory_mib"),
         runtime=asked("runtime"),
         slurm_extra=asked("extra"),
+        asked_for=asked("summary", "this machine"),
     message:
-        "Measure {wildcards.point}"
+        "Measure {wildcards.point} on {resources.asked_for}"
     shell:
         # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
         "exec python -m {resources.program} {input.point:q} results/runs/{wildcards.point}"

@@ -566,7 +566,8 @@ def run(
 
 
 def _record(point: Point, attempt: str, folder: Path, failures: Path, kind: FailureClass, message: str) -> None:
-    logs = sorted(folder.glob("*.log"))
+    # The client's log last: what it reports is a symptom of what a service reports.
+    logs = sorted(folder.glob("*.log"), key=lambda log: (log.name == "client.log", log.name))
     cause = None
     for log in logs:
         with log.open(errors="replace") as stream:

@@ -295,7 +295,7 @@ def main() -> int:
             print(json.dumps(point.model_dump(mode="json")))
     else:
         print(render(found, problems_only=arguments.problems))
-        if advice := lock_advice(folder):
+        if not arguments.problems and (advice := lock_advice(folder)):
             print(advice)
     return 0
 
