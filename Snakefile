@@ -45,6 +45,7 @@ rule all:
         collect(
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),
+        "results/report.html",
 
 
 onsuccess:

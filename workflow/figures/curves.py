@@ -126,7 +126,7 @@ def _against_concurrency(
     invalid = means(rows, [metric])
     drawn: list[float] = []
     for i, arm in enumerate(arms):
-        shift = 0.3 * (i / max(1, len(arms) - 1) - 0.5) if len(arms) > 1 else 0.0
+        shift = min(0.1, 0.5 / len(arms)) * (i - (len(arms) - 1) / 2)
         points = known[known["arm"] == arm].sort_values("concurrency")
         x = np.array([concurrencies.index(one) + shift for one in points["concurrency"]])
         value, low, high = (points[name].to_numpy(np.float64) for name in ("value", "low", "high"))

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from workflow.figures.panels import GREY, arms_of, empty, finish, hollow, log_ticks, styles_of, title_of
+from workflow.intervals import COMPARED
 from workflow.style import VERDICT_COLOURS, new_figure
 from workflow.verdict import CONTROL
 
@@ -32,7 +33,7 @@ def ratios(table: pd.DataFrame, pairs: pd.DataFrame) -> Figure:
     styles = styles_of(table)
     for (group, rows), line in zip(groups, panels, strict=True):
         cells = list(rows.groupby("concurrency"))
-        metrics = list(dict.fromkeys(rows["metric"]))
+        metrics = [one.name for one in COMPARED if one.name in set(rows["metric"])]
         for axes in line[len(cells) :]:
             axes.set_visible(False)
         for axes, (concurrency, cell) in zip(line, cells, strict=False):

@@ -92,7 +92,7 @@ def title_of(axes: Axes, group: str, rows: pd.DataFrame, more: str = "", pad: fl
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return round values from `low` to `high` for a logarithmic axis: about four to nine of them."""
-    digits = {1: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7), 2: (1, 1.5, 2, 3, 5, 7), 10: (1, 2, 5)}
+    digits = {1: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7), 2: (1, 1.5, 2, 3, 5, 7), 100: (1, 2, 5)}
     span = high / low
     chosen = next((values for limit, values in digits.items() if span < 4 * limit), (1.0,))
     steps = [digit * 10.0**power for power in range(-9, 10) for digit in chosen]

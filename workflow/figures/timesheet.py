@@ -29,7 +29,7 @@ STRIPS: tuple[Strip, ...] = (
     Strip("output\n(tok/s)", (("output_tok_per_s", "output tokens"),)),
     Strip("transfers\n(GB/s)", (("to_host_gb_per_s", "to the host"), ("to_device_gb_per_s", "to the device"))),
     Strip("TTFT (s)", (("ttft_p50_s", "median"), ("ttft_max_s", "longest")), dots=True),
-    Strip("preemptions\n(1/s)", (("preemptions_per_s", "preemptions"),)),
+    Strip("preemptions\n(1/s)", (("preemptions_per_s", "a second"),)),
 )
 PHASES = {"warm-up": "#F2F2F2", "drain": "#F7EBDD"}
 
@@ -47,12 +47,14 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
     # A slice stands for its whole length, so its value is drawn in its middle.
     middle = frame["start_s"] + frame["length_s"] / 2
     for strip, axes in zip(strips, panels, strict=True):
+        columns = [column for column, _ in _known(strip, frame)]
         for (column, label), colour in zip(_known(strip, frame), LINE_COLOURS, strict=False):
             mark = {"marker": ".", "markersize": 4, "linewidth": 0.7} if strip.dots else {"linewidth": 1.2}
             known = frame[column].notna() if strip.dots else slice(None)
             axes.plot(middle[known], frame[column][known], color=colour, label=label, **mark)
         axes.set_ylabel(strip.ylabel, fontsize=7.5)
-        axes.set_ylim(0, strip.top)
+        # Nothing at all must look like nothing, not like noise on an axis that ends at 0.05.
+        axes.set_ylim(0, strip.top or max(axes.get_ylim()[1], 1.0 if not frame[columns].any(axis=None) else 0.0))
         axes.tick_params(labelsize=7)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
         _phases(axes, frame, named=axes is panels[0])
@@ -81,6 +83,7 @@ def _phases(axes: Axes, frame: pd.DataFrame, *, named: bool) -> None:
 
 def _footer(frame: pd.DataFrame, strips: Sequence[Strip]) -> str:
     shown = {column for strip in strips for column, _ in _known(strip, frame)}
-    absent = [label for strip in STRIPS for column, label in strip.lines if column not in shown]
+    named = [(strip.ylabel.partition("(")[0], column, label) for strip in STRIPS for column, label in strip.lines]
+    absent = [f"{' '.join(what.split())} {label}" for what, column, label in named if column not in shown]
     text = f"slices of {frame['length_s'].median():.3g} s"
     return text + (f"; not exported by this engine: {', '.join(absent)}" if absent else "")

@@ -28,8 +28,10 @@ def prompt_tokens(table: pd.DataFrame) -> Figure:
         axes.set(ylabel="share of prompt tokens", ylim=(0, 1.12))
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 
-    handles: list[Patch | Line2D] = [Patch(color=colour, label=name) for name, colour in SOURCE_COLOURS.items()]
-    handles.append(Patch(facecolor="white", edgecolor="#0072B2", hatch="///", label="cached, tier not told"))
+    seen = [name for name in SOURCE_COLOURS if (table[f"prompt_share_{name}"] > 0).any()]
+    handles: list[Patch | Line2D] = [Patch(color=SOURCE_COLOURS[name], label=name) for name in seen]
+    if (table["cached_share"].notna() & table["prompt_share_device"].isna()).any():
+        handles.append(Patch(facecolor="white", edgecolor="#0072B2", hatch="///", label="cached, tier not told"))
     handles.append(Line2D([], [], color="black", label="ceiling of the trace"))
     if (table["status"] == "invalid").any():
         handles.append(Patch(facecolor="white", edgecolor="black", label="hollow: invalid"))
