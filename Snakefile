@@ -48,6 +48,7 @@ rule all:
         collect(
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),
+        "results/report.html",
 
 
 # Only measuring needs a node; the rest is light, and compute nodes often have no network.

@@ -30,6 +30,15 @@ METRICS_MODULES = sorted(
     )
     for path in Path("workflow").glob(f"{name}.py")
 )
+COMPARISON_MODULES = [
+    f"workflow/{name}.py"
+    for name in ("comparison", "intervals", "explanation", "fairness")
+]
+FIGURE_MODULES = sorted(
+    str(path)
+    for pattern in ("style.py", "figures/*.py")
+    for path in Path("workflow").glob(pattern)
+)
 # More threads than any machine has: Snakemake scales a job down to the cores it was given, so that such a job runs alone.
 WHOLE_MACHINE = 10_000
 

@@ -1,12 +1,12 @@
-"""READS results/metrics.parquet and results/comparison.csv. WRITES results/figures/<figure>.{svg,png}."""
+"""READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/, results/timelines/, results/report.html."""
 
 
 rule figure:
     input:
-        module="workflow/figures.py",
-        style="workflow/style.py",
+        modules=FIGURE_MODULES,
         table="results/metrics.parquet",
-        comparison="results/comparison.csv",
+        pairs="results/comparison.csv",
+        arms="results/arms.csv",
     output:
         svg=report(
             "results/figures/{figure}.svg",
@@ -25,9 +25,55 @@ rule figure:
         "../scripts/draw_figure.py"
 
 
+rule timeline:
+    input:
+        modules=["workflow/timeline.py", "workflow/figures/timesheet.py"],
+        point=ancient("results/points/{point}.json"),
+        run="results/runs/{point}/run.json",
+    output:
+        table="results/timelines/{point}.parquet",
+        svg="results/timelines/{point}.svg",
+    log:
+        "results/logs/timelines/{point}.log",
+    conda:
+        "../environment.yml"
+    params:
+        limits=SWEEP.config.limits.model_dump_json(),
+    message:
+        "Draw {wildcards.point} over time"
+    script:
+        "../scripts/draw_timeline.py"
+
+
+rule report_page:
+    input:
+        modules=["workflow/report.py", "workflow/templates/report.html.j2"],
+        changelog=SWEEP.config.changelog.file,
+        points=collect("results/points/{point}.json", point=SWEEP.points),
+        table="results/metrics.parquet",
+        pairs="results/comparison.csv",
+        explanations="results/explanations.csv",
+        fairness="results/fairness.csv",
+        metrics=collect("results/metrics/{point}.json", point=wanted_points()),
+        runs=collect("results/runs/{point}/run.json", point=wanted_points()),
+        figures=collect("results/figures/{figure}.svg", figure=FIGURES),
+        timelines=collect("results/timelines/{point}.svg", point=wanted_points()),
+    output:
+        page="results/report.html",
+    log:
+        "results/logs/report.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Write the report"
+    script:
+        "../scripts/write_report.py"
+
+
 rule figures:
     input:
         collect(
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),
         "results/summary.md",
+        "results/report.html",

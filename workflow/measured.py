@@ -14,6 +14,7 @@ from workflow.failures import last_failure
 from workflow.metrics import PointMetrics, measure, table
 from workflow.points import Point, topology
 from workflow.runs import Run
+from workflow.timeline import timeline
 
 
 def context_for(point: Point, run: Run, limits: Limits) -> Context:
@@ -51,6 +52,12 @@ def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[Point
                 do=f"delete {run_file} to measure the point again",
             )
     return measure(folder, context_for(point, run, limits))
+
+
+def timeline_of_run(point_file: Path, run_file: Path, limits: Limits) -> pd.DataFrame:
+    """Return a run over time, with the columns of `workflow.timeline`."""
+    point, run = Point.read(point_file), Run.read(run_file)
+    return timeline(run_file.parent / run.attempt, context_for(point, run, limits))
 
 
 POINT_COLUMNS = (
