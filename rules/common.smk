@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from snakemake.exceptions import WorkflowError
+
 from workflow.adoption import live_holders, lock_advice
 from workflow.allocation import allocate
 from workflow.config import load_config

@@ -36,7 +36,6 @@ class Allocation:
         """Return the time limit with its unit, `90m`; a bare number is minutes to one program and hours to another."""
         return f"{self.runtime_min}m"
 
-
     @property
     def summary(self) -> str:
         """Return all of it in one line, for whoever reads the dry run before it costs anything."""
