@@ -1,6 +1,5 @@
 """Functions that the rules share. Nothing is planned or measured here: workflow/ does that."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from workflow.allocation import allocate
 from workflow.config import load_config
 from workflow.contract import InputError
 from workflow.jobs import queue as slurm_queue
+from workflow.patterns import prefix_tree_pattern
 from workflow.points import bill
 from workflow.report import FIGURES
 from workflow.sweep import measured, notices, plan_sweep, write_plan
@@ -86,7 +86,7 @@ def load_holders():
 
 def any_of(names):
     """Return the pattern of a wildcard that is one of these names; one that matches nothing if there are none."""
-    return "|".join(re.escape(name) for name in names) or "(?!)"
+    return prefix_tree_pattern(list(names)) or "(?!)"
 
 
 def missing(path, names):
