@@ -51,21 +51,6 @@ rule all:
         "results/report.html",
 
 
-# Only measuring needs a node; the rest is light, and compute nodes often have no network.
-localrules:
-    all,
-    adopt_point,
-    comparison,
-    environment,
-    figure,
-    figures,
-    metrics,
-    model,
-    plan,
-    point_metrics,
-    trace_set,
-
-
 onsuccess:
     print_file("results/summary.md")
 

@@ -140,7 +140,7 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
-def asked(field, otherwise=None):
+def asked(field):
     """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
 
     def value(wildcards, attempt):
@@ -152,7 +152,9 @@ def asked(field, otherwise=None):
                 f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
             )
         allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
-        return otherwise if allocation is None else getattr(allocation, field)
+        # On this machine nothing is asked for; Snakemake still wants a number where a resource has a unit.
+        unasked = {"memory_mib": 0, "runtime": "0m", "summary": "this machine"}
+        return unasked.get(field) if allocation is None else getattr(allocation, field)
 
     return value
 
