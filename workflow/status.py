@@ -35,7 +35,7 @@ class PointState(Strict):
 
     point: str
     state: State
-    """`measured`: there is a result, which has not been judged yet; `refused`: by preflight, before it cost anything."""
+    """`measured`: there is a result that has not been judged yet; `refused`: by preflight, before it cost anything."""
     arm: str
     concurrency: int
     entry: int

@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from conftest import QUICK, planned, slurm_says, until
+from checkouts import QUICK, planned, slurm_says, until
 
 ARMS = [f"{arm}-c{concurrency}" for arm in ("none", "llamacpp-ram") for concurrency in (1, 2, 3)]
 

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from conftest import QUICK, planned
+from checkouts import QUICK, planned
 
 
 def test_two_clusters_six_points_one_fails_twice_and_then_works(checkout):
