@@ -16,7 +16,8 @@ HOLDERS = load_holders()
 
 
 wildcard_constraints:
-    point=any_of(SWEEP.points),
+    # Whether it is a point of the sweep is seen from its file, which planning writes.
+    point=r"[^/]+",
     # Only what is missing can be made: see rules/environments.smk.
     trace_set=any_of(missing("results/traces/{}/trace_set.json", SWEEP.trace_sets)),
     model=any_of(missing("results/models/{}/model.json", SWEEP.made_models)),

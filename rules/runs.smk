@@ -14,7 +14,7 @@ rule run_point:
     log:
         "results/logs/runs/{point}.log",
     wildcard_constraints:
-        point=any_of(due_points()),
+        point=any_point(due_points()),
     conda:
         "../environment.yml"
     threads: point_threads
@@ -43,7 +43,7 @@ rule run_point:
 # result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
 use rule run_point as adopt_point with:
     wildcard_constraints:
-        point=any_of(HOLDERS),
+        point=any_point(HOLDERS),
     threads: 1
     resources:
         program=lambda wildcards: "workflow.adoption --holders "

@@ -39,6 +39,7 @@ CHAIN = (
     {"metrics", "inferencex_aggregate"},
     {"measured"},
     {"status"},
+    {"gallery"},
     {"comparison"},
     {"style", "figures", "report"},
 )
