@@ -11,10 +11,10 @@ from workflow.adoption import live_holders, lock_advice
 from workflow.allocation import allocate
 from workflow.config import load_config
 from workflow.contract import InputError
+from workflow.gallery import FIGURES
 from workflow.jobs import queue as slurm_queue
 from workflow.patterns import prefix_tree_pattern
 from workflow.points import bill
-from workflow.report import FIGURES
 from workflow.sweep import measured, notices, plan_sweep, write_plan
 
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
@@ -89,6 +89,16 @@ def any_of(names):
     return prefix_tree_pattern(list(names)) or "(?!)"
 
 
+def any_point(points):
+    """Return the pattern of a wildcard that is one of these points.
+
+    By the hash that ends each id: Snakemake writes the pattern into every path that holds the wildcard and searches it
+    once for each file of each job, so that whole ids cost a sweep of 1,000 points ten seconds.
+    """
+    hashes = sorted(point.rpartition("-")[2] for point in points)
+    return f"[^/]+-(?:{any_of(hashes)})"
+
+
 def missing(path, names):
     """Return the names whose file does not exist yet; `path` has a place for the name."""
     return [name for name in names if not Path(path.format(name)).exists()]
@@ -104,7 +114,8 @@ def wanted_points():
     """Return the points whose runs are asked for: all that preflight lets through, or with partial=true the measured."""
     if SWEEP.config.partial:
         return sorted(measured(SWEEP, Path("results")))
-    return [point for point in SWEEP.points if point not in SWEEP.doomed]
+    doomed = set(SWEEP.doomed)
+    return [point for point in SWEEP.points if point not in doomed]
 
 
 def due_points():
@@ -140,7 +151,7 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
-def asked(field, otherwise=None):
+def asked(field):
     """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
 
     def value(wildcards, attempt):
@@ -152,7 +163,9 @@ def asked(field, otherwise=None):
                 f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
             )
         allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
-        return otherwise if allocation is None else getattr(allocation, field)
+        # On this machine nothing is asked for; Snakemake still wants a number where a resource has a unit.
+        unasked = {"memory_mib": 0, "runtime": "0m", "summary": "this machine"}
+        return unasked.get(field) if allocation is None else getattr(allocation, field)
 
     return value
 

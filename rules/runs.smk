@@ -14,7 +14,7 @@ rule run_point:
     log:
         "results/logs/runs/{point}.log",
     wildcard_constraints:
-        point=any_of(due_points()),
+        point=any_point(due_points()),
     conda:
         "../environment.yml"
     threads: point_threads
@@ -30,7 +30,7 @@ rule run_point:
         mem_mb=asked("memory_mib"),
         runtime=asked("runtime"),
         slurm_extra=asked("extra"),
-        asked_for=asked("summary", "this machine"),
+        asked_for=asked("summary"),
     message:
         "Measure {wildcards.point} on {resources.asked_for}"
     shell:
@@ -43,7 +43,7 @@ rule run_point:
 # result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
 use rule run_point as adopt_point with:
     wildcard_constraints:
-        point=any_of(HOLDERS),
+        point=any_point(HOLDERS),
     threads: 1
     resources:
         program=lambda wildcards: "workflow.adoption --holders "
@@ -54,3 +54,19 @@ use rule run_point as adopt_point with:
 
 
 ruleorder: adopt_point > run_point
+
+
+# Only measuring needs a node; the rest is light, and compute nodes often have no network.
+localrules:
+    adopt_point,
+    all,
+    comparison,
+    environment,
+    figure,
+    figures,
+    metrics,
+    model,
+    point_metrics,
+    report_page,
+    timeline,
+    trace_set,

@@ -76,10 +76,10 @@ def test_every_line_of_the_slurm_profile_is_explained(project):
 
 def test_only_measuring_is_submitted(project):
     """Light rules run beside Snakemake: compute nodes often have no network, and GPUs must not wait for a figure."""
-    snakefile = (project / "Snakefile").read_text()
-    local = set(re.findall(r"\w+", re.search(r"localrules:\n(.*?)\n\n", snakefile, re.DOTALL)[1]))
-    rules = set()
+    rules, local = set(), set()
     for path in [*project.glob("rules/*.smk"), project / "Snakefile"]:
+        for block in re.findall(r"^localrules:\n((?:    \w+,\n)+)", path.read_text(), re.MULTILINE):
+            local |= set(re.findall(r"\w+", block))
         rules |= set(re.findall(r"^rule (\w+):|^use rule \w+ as (\w+) with:", path.read_text(), re.MULTILINE))
     names = {one or other for one, other in rules}
     assert names - local == {"run_point"}
