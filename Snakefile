@@ -12,13 +12,15 @@ include: "rules/common.smk"
 
 
 SWEEP = load_sweep()
+HOLDERS = load_holders()
 
 
 wildcard_constraints:
     point=any_of(SWEEP.points),
-    trace_set=any_of(SWEEP.trace_sets),
-    model=any_of(SWEEP.made_models),
-    environment=any_of(SWEEP.locks),
+    # Only what is missing can be made: see rules/environments.smk.
+    trace_set=any_of(missing("results/traces/{}/trace_set.json", SWEEP.trace_sets)),
+    model=any_of(missing("results/models/{}/model.json", SWEEP.made_models)),
+    environment=any_of(missing(".envs/{}/environment.json", SWEEP.locks)),
     figure=any_of(FIGURES),
 
 
@@ -38,6 +40,7 @@ rule all:
         "results/plan.tsv",
         # Every point's run by name: a table alone would not bring back one that was deleted.
         collect("results/runs/{point}/run.json", point=wanted_points()),
+        collect("results/refused/{point}", point=refused_points()),
         "results/metrics.csv",
         "results/metrics.parquet",
         "results/comparison.csv",
@@ -48,5 +51,24 @@ rule all:
         "results/report.html",
 
 
+# Only measuring needs a node; the rest is light, and compute nodes often have no network.
+localrules:
+    all,
+    adopt_point,
+    comparison,
+    environment,
+    figure,
+    figures,
+    metrics,
+    model,
+    plan,
+    point_metrics,
+    trace_set,
+
+
 onsuccess:
     print_file("results/summary.md")
+
+
+onerror:
+    show_problems()

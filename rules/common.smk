@@ -2,19 +2,23 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
+from workflow.adoption import live_holders, lock_advice
+from workflow.allocation import allocate
 from workflow.config import load_config
 from workflow.contract import InputError
+from workflow.jobs import queue as slurm_queue
 from workflow.points import bill
 from workflow.report import FIGURES
-from workflow.sweep import plan_sweep, write_plan
+from workflow.sweep import measured, notices, plan_sweep, write_plan
 
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
-PYTHON = shlex.quote(sys.executable)
+shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 # What turns artefacts into numbers: an edit of any of these judges all points again, and measures none.
 METRICS_MODULES = sorted(
     str(path)
@@ -49,20 +53,45 @@ def load_sweep():
     try:
         sweep = plan_sweep(load_config(files, workflow.config_settings.config))
     except InputError as error:
-        raise WorkflowError(str(error)) from None
+        # Not a WorkflowError: Snakemake would add where in its rules the error was raised, which helps nobody here.
+        print(error, file=sys.stderr)
+        sys.exit(1)
     # Jobs read this file too, some of them at the same time on other nodes; only the main process writes and speaks.
     if workflow.is_main_process:
-        write_plan(sweep, Path("results"))
-        print(
-            f"Sweep: {bill(sweep.points.values())}; each point is in results/plan.tsv",
-            file=sys.stderr,
-        )
+        results = Path("results")
+        write_plan(sweep, results)
+        lines = [*notices(sweep), bill(sweep.points.values(), measured(sweep, results))]
+        print("\n".join(lines), file=sys.stderr)
+        print("each point is in results/plan.tsv", file=sys.stderr)
     return sweep
 
 
+def load_holders():
+    """Return the points that jobs of an earlier run still measure, and say so; none inside of a job."""
+    if not workflow.is_main_process:
+        return {}
+    if advice := lock_advice(Path.cwd()):
+        print(advice, file=sys.stderr)
+    try:
+        holders = live_holders(
+            SWEEP.points, slurm_queue(Path.cwd()), Path("results/runs")
+        )
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    for point, names in holders.items():
+        print(f"{point} is being measured by {', '.join(names)}", file=sys.stderr)
+    return holders
+
+
 def any_of(names):
-    """Return the pattern of a wildcard that is one of these names."""
-    return "|".join(re.escape(name) for name in names)
+    """Return the pattern of a wildcard that is one of these names; one that matches nothing if there are none."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
+
+
+def missing(path, names):
+    """Return the names whose file does not exist yet; `path` has a place for the name."""
+    return [name for name in names if not Path(path.format(name)).exists()]
 
 
 def print_file(path):
@@ -72,19 +101,60 @@ def print_file(path):
 
 
 def wanted_points():
-    """Return the points whose runs are asked for: all, or with partial=true those that have been measured."""
+    """Return the points whose runs are asked for: all that preflight lets through, or with partial=true the measured."""
     if SWEEP.config.partial:
-        return [
-            point
-            for point in SWEEP.points
-            if Path(f"results/runs/{point}/run.json").exists()
-        ]
-    return list(SWEEP.points)
+        return sorted(measured(SWEEP, Path("results")))
+    return [point for point in SWEEP.points if point not in SWEEP.doomed]
+
+
+def due_points():
+    """Return the points that may be measured: those without a run, and those that the command line names.
+
+    Snakemake parses this file before it knows what is forced, so the command line itself is looked at.
+    """
+    if {"-F", "--forceall", "run_point"} & set(sys.argv):
+        return list(SWEEP.points)
+    due = set(missing("results/runs/{}/run.json", SWEEP.points)) | {
+        point for point in SWEEP.points if f"results/runs/{point}/run.json" in sys.argv
+    }
+    return [point for point in SWEEP.points if point in due]
+
+
+def refused_points():
+    """Return the points that preflight refuses; each fails without a queue, so that the sweep does not look complete."""
+    return [] if SWEEP.config.partial else list(SWEEP.doomed)
+
+
+def show_problems():
+    """Tell whoever started the sweep what became of each point that has no valid result."""
+    # A process of its own: what it imports would make every start of Snakemake a second slower.
+    subprocess.run(
+        [sys.executable, "-m", "workflow.status", "--problems"],
+        stdout=sys.stderr,
+        check=False,
+    )
 
 
 def point_threads(wildcards):
     """Return the cores that a point takes."""
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
+
+
+def asked(field, otherwise=None):
+    """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
+
+    def value(wildcards, attempt):
+        cluster = SWEEP.cluster(wildcards.point)
+        if cluster.slurm is None and not workflow.local_exec:
+            runner = SWEEP.points[wildcards.point].row.runner
+            raise WorkflowError(
+                f"{SWEEP.config.clusters}: clusters.{runner}: no key slurm, so nobody knows the partition of"
+                f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
+            )
+        allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
+        return otherwise if allocation is None else getattr(allocation, field)
+
+    return value
 
 
 def point_file(point):

@@ -1,8 +1,8 @@
 """READS configs/environments/<name>.txt. WRITES .envs/<name>-<hash>/, an environment apart for the client or an engine.
 
-This rule and those of traces and models have what they depend on in their path, and neither script nor parameters:
-once made, a part is never out of date. That matters: Snakemake 9 leaves every job behind an `ancient` input out of
-account while the job that makes that input is due, so it would miss stale numbers.
+What an environment, a trace set or a made model depends on is in its path, so one that exists is never out of date,
+and the Snakefile's wildcard constraints leave no job that could make it again. That matters: while the job that makes
+an `ancient` input is due, Snakemake 9 leaves everything behind that input out of account and calls the rest done.
 """
 
 
@@ -18,5 +18,5 @@ rule environment:
     message:
         "Prepare the environment {wildcards.environment}"
     shell:
-        "{PYTHON} -m workflow.environments {input.lock:q} .envs/{wildcards.environment} > {log:q} 2>&1"
+        "python -m workflow.environments {input.lock:q} .envs/{wildcards.environment} > {log:q} 2>&1"
         " || {{ cat {log:q} >&2; exit 1; }}"

@@ -16,5 +16,5 @@ rule model:
     message:
         "Make the model {wildcards.model}"
     shell:
-        "{PYTHON} -m workflow.parts model {input.point:q} $(dirname {input.client:q}) results/models/{wildcards.model}"
+        "python -m workflow.parts model {input.point:q} $(dirname {input.client:q}) results/models/{wildcards.model}"
         " > {log:q} 2>&1 || {{ cat {log:q} >&2; exit 1; }}"

@@ -1,7 +1,7 @@
 """READS results/points/<point>.json and the prepared parts. WRITES results/runs/<point>/. The one rule that costs money.
 
-A shell rule, never a script: touching or checking out a script file would plan every point again. All inputs are
-ancient: a point's id is the hash of everything its measurement depends on, so its path is its identity.
+A point's id is the hash of everything its measurement depends on, so its path is its identity: a run that exists is
+never measured again, whatever was touched, edited or killed, unless it is named with --forcerun or deleted.
 """
 
 
@@ -13,15 +13,44 @@ rule run_point:
         "results/runs/{point}/run.json",
     log:
         "results/logs/runs/{point}.log",
+    wildcard_constraints:
+        point=any_of(due_points()),
     conda:
         "../environment.yml"
     threads: point_threads
     resources:
+        program="workflow.runs",
+        try_number=lambda wildcards, attempt: attempt,
+        nodes=1,
+        slurm_partition=asked("partition"),
+        slurm_account=asked("account"),
+        qos=asked("qos"),
+        constraint=asked("constraint"),
+        gres=asked("gres"),
+        mem_mb=asked("memory_mib"),
+        runtime=asked("runtime"),
+        slurm_extra=asked("extra"),
+        asked_for=asked("summary", "this machine"),
+    message:
+        "Measure {wildcards.point} on {resources.asked_for}"
+    shell:
+        # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
+        "exec python -m {resources.program} {input.point:q} results/runs/{wildcards.point}"
+        " --log {log:q} --try {resources.try_number} --stop-with-parent"
+
+
+# A point that a job of an earlier run still measures. The same command in the rule's text, or Snakemake would take the
+# result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
+use rule run_point as adopt_point with:
+    wildcard_constraints:
+        point=any_of(HOLDERS),
+    threads: 1
+    resources:
+        program=lambda wildcards: "workflow.adoption --holders "
+        + ",".join(HOLDERS[wildcards.point]),
         try_number=lambda wildcards, attempt: attempt,
     message:
-        "Measure {wildcards.point}"
-    shell:
-        # No params: a change of one would measure the point again.
-        # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
-        "exec {PYTHON} -m workflow.runs {input.point:q} results/runs/{wildcards.point}"
-        " --log {log:q} --try {resources.try_number} --stop-with-parent"
+        "Wait for the job that measures {wildcards.point}"
+
+
+ruleorder: adopt_point > run_point

@@ -12,8 +12,11 @@ rule trace_set:
         "results/logs/traces/{trace_set}.log",
     conda:
         "../environment.yml"
+    resources:
+        # Not a parameter: where the file lies changes no session.
+        declared_in=SWEEP.config.traces,
     message:
         "Prepare the trace set {wildcards.trace_set}"
     shell:
-        "{PYTHON} -m workflow.parts traces {input.point:q} {SWEEP.config.traces:q} results/traces/{wildcards.trace_set}"
+        "python -m workflow.parts traces {input.point:q} {resources.declared_in:q} results/traces/{wildcards.trace_set}"
         " > {log:q} 2>&1 || {{ cat {log:q} >&2; exit 1; }}"

@@ -104,6 +104,8 @@ class Selection:
     """May be empty where a change only withdrew, moved or edited entries: `messages` then says so."""
     changes: tuple[Change, ...] = ()
     """Empty where entries were selected by hand."""
+    log: tuple[LoggedEntry, ...] = ()
+    """The whole log, where it had to be read for the selection."""
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -143,7 +145,11 @@ def changes_of_texts(base: tuple[Path, bytes], head: tuple[Path, bytes]) -> tupl
     (base_path, base_text), (head_path, head_text) = base, head
     if _appends(base_text, head_text):
         # The usual change. No old entry can have changed, so only the new ones are parsed.
-        return tuple(Change("added", None, item) for item in _appended(base_text, head_text, head_path))
+        try:
+            return tuple(Change("added", None, item) for item in _appended(base_text, head_text, head_path))
+        except InputError:
+            # An alias of something in the old part; a real mistake is raised again by the reading of the whole log.
+            return changes(parse_changelog(base_text, base_path), parse_changelog(head_text, head_path))
     old = parse_changelog(base_text, base_path) if base_text.strip() else ()
     return changes(old, parse_changelog(head_text, head_path))
 
@@ -156,7 +162,8 @@ def select(root: Path, selection: "ChangelogSelection") -> Selection:
     """
     path = root / selection.file
     if selection.base is None:
-        return Selection(select_entries(load_changelog(path), selection))
+        log = load_changelog(path)
+        return Selection(select_entries(log, selection), log=log)
     old = file_at(root, selection.base, selection.file)
     base = (Path(f"{selection.file}@{selection.base}"), old)
     found = changes_of_texts(base, (path, yamlfile.read_bytes(path)))

@@ -102,8 +102,15 @@ class Config(Strict):
     """Draw what has been measured and say what has not, instead of asking for every point."""
 
 
+SHORT_NAMES = {"base": ("changelog", "base"), "entries": ("changelog", "entries")}
+"""Names for `--config` -> section and key that they set."""
+
+
 def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
-    """Merge config files, later ones winning, and `--config` overrides (`changelog.base=REV` sets a nested key).
+    """Merge config files, later ones winning, and `--config` overrides.
+
+    An override is a key of the file, `replay={duration_s: 60}`, or a short name of SHORT_NAMES, `entries=last 2`:
+    Snakemake takes no dots in a name.
 
     Raises InputError for an unknown key or a value that is not allowed, with the file and line that said so.
     """
@@ -116,10 +123,8 @@ def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
         yamlfile.validate(Config, data, path)
         _merge(merged, data)
     for key, value in overrides.items():
-        nested: Any = value
-        for part in reversed(str(key).split(".")):
-            nested = {part: nested}
-        _merge(merged, nested)
+        section, name = SHORT_NAMES.get(key, (None, key))
+        _merge(merged, {name: value} if section is None else {section: {name: value}})
     return yamlfile.validate(Config, merged, Path("--config"))
 
 
@@ -137,6 +142,33 @@ def config_schema() -> str:
 
 
 # -------------------------------------------------------------------------------------------- clusters.yaml
+SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*$")]
+
+
+class Slurm(Strict):
+    """What to ask a cluster's Slurm for, beside what follows from the point."""
+
+    partition: SlurmName
+    account: SlurmName | None = None
+    """Null: your default account."""
+    qos: SlurmName | None = None
+    constraint: str | None = None
+    """Features that the nodes must have, as `sbatch --constraint` reads them."""
+    gres: Annotated[str, Field(pattern=r"^gpu(:[A-Za-z0-9_.]+)?$")] | None = "gpu"
+    """`gpu`, or `gpu:<type>` where the cluster has several; the count is the point's. Null: ask for no GPUs."""
+    exclude: tuple[NodeList, ...] = ()
+    """Nodes that must not be used."""
+    exclusive: bool = False
+    """Take whole nodes: a neighbour's copies over the same PCIe switches and its page cache are in the numbers."""
+    time_limit_min: Positive
+    """The longest job that the partition and the QOS allow. A point that needs more is refused when it is planned."""
+    margin_min: Annotated[float, Field(gt=0)] = 15.0
+    """Added to each job's expected time; a second attempt gets it twice."""
+    base_memory_gb: Annotated[float, Field(gt=0)] = 64.0
+    """Host memory of engine, client and Snakemake itself in GB, beside what an offload tier pins."""
+
+
 class Cluster(Strict):
     """How a runner label of the search spaces maps to machines."""
 
@@ -144,8 +176,16 @@ class Cluster(Strict):
     """How a service's command is started on a node."""
     cores_per_point: Positive | None = None
     """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
+    slurm: Slurm | None = None
+    """How to ask for a node of the cluster; null: the cluster is the machine that Snakemake runs on."""
     model_paths: dict[str, str] = {}
     """Where the nodes keep a checkpoint: model name -> folder. A model that is not here is made by the workflow."""
+
+    @model_validator(mode="after")
+    def _cores_are_known(self) -> "Cluster":
+        if self.slurm is not None and self.cores_per_point is None:
+            raise ValueError("cores_per_point is needed with slurm: nobody here knows how many cores a node has")
+        return self
 
 
 class Clusters(Strict):

@@ -197,8 +197,13 @@ def _definitions() -> Iterator[Definition]:
         "size of the device KV pool, last start only",
         "server metrics, or the engine's log",
     )
-    yield one("host_kv_use_max_share", "fraction", "highest fill of the host tier", SERVER)
-    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", SERVER)
+    yield one(
+        "host_kv_use_max_share",
+        "fraction",
+        "highest fill of the host tier / its size",
+        "server metrics, or the engine's log",
+    )
+    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log")
     yield one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
     yield one("host_memory_max_bytes", "bytes", "highest resident memory of all scraped processes", SERVER, "lower")
     yield one("startup_s", "s", "start of the first process to the first answer", "run", "lower")
@@ -208,14 +213,12 @@ def _definitions() -> Iterator[Definition]:
         "traces that the client loaded, else trace ids seen in records",
         "client log, records",
     )
-    yield one(
-        "power_mean_w", "W", "mean power of the GPUs used over the profiling phase, summed", "power samples", "lower"
-    )
+    yield one("power_mean_w", "W", "mean power of all GPUs over the steady window, summed", "power samples", "lower")
     for side in ("output", "total"):
         yield one(
             f"energy_j_per_{side}_token",
             "J/token",
-            f"energy over the profiling phase / {side} tokens in it",
+            f"energy over the steady window / {side} tokens in it",
             "power samples, client records",
             "lower",
         )

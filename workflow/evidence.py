@@ -11,6 +11,7 @@ from workflow.config import Limits
 from workflow.contract import Finding, InputError, Strict
 from workflow.readers import aliases
 from workflow.readers.client_summary import ClientSummary, read_client_csv, read_client_summary, start_ns
+from workflow.readers.power_samples import PowerSamples, read_power
 from workflow.readers.probes import changed_answers
 from workflow.readers.prometheus_text import read_pair
 from workflow.readers.records import Records, read_records
@@ -74,6 +75,7 @@ class Evidence:
     """Probe prompts that were answered differently after the replay."""
     export: Scrape | None = None
     """The client's server metrics as written, a server that was scraped twice included."""
+    power: PowerSamples | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -148,10 +150,17 @@ def client_folder(folder: Path) -> Path:
     for candidate in (folder / "client", folder / "aiperf_artifacts", folder):
         if _records_path(candidate) is not None:
             return candidate
-    children = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    for candidate in children:
-        if (candidate / "profile_export.jsonl").is_file():
-            return candidate
+    children = sorted(folder.glob("*/profile_export.jsonl"))
+    if len(children) > 1:
+        # Taking the first would silently measure one of several attempts.
+        raise InputError(
+            f"found the records of {len(children)} attempts: {', '.join(path.parent.name for path in children)}",
+            file=folder,
+            allowed="one attempt",
+            do="name the folder of the attempt",
+        )
+    if children:
+        return children[0].parent
     raise InputError(
         "no client records",
         file=folder,
@@ -194,15 +203,22 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
         traces_loaded=_traces_loaded(client),
         changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
         export=next((scrape for scrape in raw if scrape.families), None),
+        power=next((read_power(path) for path in _power_files(folder, client)), None),
         notes=notes,
     )
+
+
+def _power_files(folder: Path, client: Path) -> list[Path]:
+    return [path for path in (folder / "gpu_metrics.csv", client / "gpu_metrics.csv") if path.is_file()]
 
 
 def _sources(logs: Sequence[EngineLog], records: Records, window: Window | None) -> PromptSources | None:
     if not logs or window is None or not records.wall_clock:
         return None
     end = max(last_end(records), window.end_ns or 0)
-    found = logs[0].sources(window.start_ns / 1e9, end / 1e9)
+    starts, prompts = records.start_ns / 1e9, np.nan_to_num(records.values["input_tokens"], nan=-1)
+    sent = [(float(at), int(prompt)) for at, prompt in zip(starts, prompts, strict=True)] if logs[0].tasks else []
+    found = logs[0].sources(window.start_ns / 1e9, end / 1e9, sent)
     return found if found is not None and found.tasks else None
 
 

@@ -22,6 +22,18 @@ class FailureClass(StrEnum):
     OUT_OF_TIME = "out_of_time"
     INTERRUPTED = "interrupted"
     ALREADY_RUNNING = "already_running"
+    TIME_LIMIT = "time_limit"
+    """The scheduler ended the job at its time limit."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The job, or the engine in it, took more host memory than was asked for."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled the job, and it was not this sweep's own Ctrl-C."""
+    NODE_FAILURE = "node_failure"
+    PREEMPTED = "preempted"
+    SUBMIT_REFUSED = "submit_refused"
+    """The scheduler did not take the job: a partition, account, QOS or limit that does not fit."""
+    IMAGE_PULL = "image_pull"
+    """The container image could not be fetched."""
     UNKNOWN = "unknown"
 
 
@@ -33,6 +45,12 @@ WORTH_RETRYING = frozenset(
         FailureClass.CLIENT_FAILED,
         FailureClass.OUT_OF_TIME,
         FailureClass.INTERRUPTED,
+        FailureClass.TIME_LIMIT,
+        FailureClass.OUT_OF_MEMORY,
+        FailureClass.CANCELLED,
+        FailureClass.NODE_FAILURE,
+        FailureClass.PREEMPTED,
+        FailureClass.IMAGE_PULL,
         FailureClass.UNKNOWN,
     }
 )

@@ -24,21 +24,13 @@ from workflow.rows import (
     rows_of,
     sequence_lengths,
 )
-from workflow.searchspace import Master, Runners, load_master, load_runners, resolve_keys
+from workflow.searchspace import Configs, Master, load_master, load_runners, resolve_keys
 
 MIN_EVAL_CONC = 16
 """Below this an accuracy run takes too long to be picked by itself."""
 
 EVAL_LENGTHS = (8192, 1024)
 """Fixed-sequence points are evaluated at these lengths only."""
-
-
-@dataclass(frozen=True)
-class Configs:
-    """The search spaces and hardware facts of one revision."""
-
-    master: Master
-    runners: Runners
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import ConfigDict
+
 from workflow.changelog import LoggedEntry
 from workflow.contract import InputError, Strict
 from workflow.rows import (
@@ -43,8 +45,36 @@ class PlanCode(StrEnum):
     BUDGET_ABOVE_NODE = "budget_above_node"
 
 
+EXPLAINED = {
+    PlanCode.TAB: "a tab in a YAML file; InferenceX's gate refuses it",
+    PlanCode.CARRIAGE_RETURN: "Windows line ends in a YAML file; InferenceX's gate refuses them",
+    PlanCode.UNFINISHED: "an entry that is marked WIP, DNM or DO NOT MERGE",
+    PlanCode.PLACEHOLDER_LINK: "a pr-link that is not the address of a pull request",
+    PlanCode.COPIED_LINK: "a pr-link that an earlier entry has too, for other config keys",
+    PlanCode.NOTHING_SELECTED: "an entry whose keys and scenarios select no line of a search space",
+    PlanCode.DESCRIBED_CONCURRENCY: "a concurrency in the description that the search space does not measure",
+    PlanCode.DESCRIBED_VERSION: "a version in the description that the search space does not declare",
+    PlanCode.DESCRIBED_BACKEND: "a backend in the description that the search space does not have",
+    PlanCode.DESCRIBED_IMAGE: "an image in the description that the search space does not use",
+    PlanCode.UNCHECKABLE_CLAIM: "a claim that a script takes a version from the search space",
+    PlanCode.SAME_POINT: "two lines, or one line twice, that expand to one point",
+    PlanCode.SAME_NAME: "two points of one key that InferenceX writes under one exp-name",
+    PlanCode.NO_HARDWARE: "a runner without hardware facts",
+    PlanCode.BUDGET_ABOVE_NODE: "a host budget above what the node has for its GPUs",
+}
+"""What each code finds, for docs/write-an-entry.md."""
+
+
+def codes_table() -> str:
+    """Return the table of all codes in Markdown."""
+    rows = [f"| `{code}` | {EXPLAINED[code]} |" for code in PlanCode]
+    return "\n".join(["| code | finds |", "|---|---|", *rows, ""])
+
+
 class PlanFinding(Strict):
     """One thing to mend: a warning, or an error with `strict: true`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)  # as in contract.Document
 
     code: PlanCode
     file: str
@@ -110,8 +140,9 @@ def _finding(code: PlanCode, file: Path, line: int, found: str, do: str) -> Plan
 
 
 # --------------------------------------------------------------------------------------------------------- the entry
-_UNFINISHED = re.compile(r"\bDNM\b|\bWIP\b|\[wip\]|\bdo[ _-]not[ _-]merge\b", re.IGNORECASE)
-_PULL_REQUEST = re.compile(r"https://[^/\s]+/[^/\s]+(?:/[^/\s]+)+/(?:pull|pulls|merge_requests)/[1-9]\d*")
+# Patterns are texts, which `re` compiles and remembers on first use: most runs of the command need none of them.
+_UNFINISHED = r"(?i)\bDNM\b|\bWIP\b|\[wip\]|\bdo[ _-]not[ _-]merge\b"
+_PULL_REQUEST = r"https://[^/\s]+/[^/\s]+(?:/[^/\s]+)+/(?:pull|pulls|merge_requests)/[1-9]\d*"
 
 
 def _bullets(entry: LoggedEntry) -> list[tuple[int, str]]:
@@ -123,7 +154,7 @@ def _bullets(entry: LoggedEntry) -> list[tuple[int, str]]:
 
 def _unfinished(entry: LoggedEntry) -> Iterator[PlanFinding]:
     for line, text in [*_bullets(entry), (entry.line, " ".join(entry.entry.config_keys))]:
-        if marker := _UNFINISHED.search(text):
+        if marker := re.search(_UNFINISHED, text):
             found, do = f"the entry is marked {marker[0]!r}", "measure it once it is finished, or remove the mark"
             yield _finding(PlanCode.UNFINISHED, entry.file, line, found, do)
 
@@ -131,8 +162,11 @@ def _unfinished(entry: LoggedEntry) -> Iterator[PlanFinding]:
 def _link(entry: LoggedEntry, others: Sequence[LoggedEntry]) -> Iterator[PlanFinding]:
     link = entry.entry.pr_link
     line = entry.link_line if entry.description_lines else entry.line
-    if not _PULL_REQUEST.fullmatch(link):
-        found, do = f"pr-link {link!r} names no pull request", "write https://<host>/<owner>/<repository>/pull/<number>"
+    if not re.fullmatch(_PULL_REQUEST, link):
+        found, do = (
+            f"pr-link {link!r} is not the address of a pull request",
+            "write https://<host>/<owner>/<repository>/pull/<number>",
+        )
         yield _finding(PlanCode.PLACEHOLDER_LINK, entry.file, line, found, do)
         return
     for other in others:
@@ -169,29 +203,31 @@ _ALIASES = {
     "vllm-native": r"vllm-native",
 }
 _FRAMEWORKS = {"vllm": r"vLLM", "sglang": r"SGLang", "trt": r"(?:TensorRT|TRT)-LLM"}
-_RESIDENT = re.compile(r"\bGPU[- ]resident\b|\bresident\b|\bno (?:KV )?offload|\bkvnone\b|\bHBM-only\b", re.IGNORECASE)
+_RESIDENT = r"(?i)\bGPU[- ]resident\b|\bresident\b|\bno (?:KV )?offload|\bkvnone\b|\bHBM-only\b"
 
 # A bullet with one of these tells a history or compares with something else: its numbers are not the plan.
-_HISTORY = re.compile(
-    r"\b(?:replac|drop|remov|delet|instead|previous|prior|former|no longer|retir|exclud|skip|cap|stop|trim|from\b|fail"
-    r"|crash|unlike|versus|vs\b|beyond|past\b|until|sibling|validated|measured|tried|tested|observ|characteri|was\b|were\b|legacy"
-    r"|published|same\b|mirror|existing|switch|chang|updat|bump|deprecat|wired|without|not\b|except|only\b)",
-    re.IGNORECASE,
+_HISTORY = (
+    r"(?i)\b(?:replac|drop|remov|delet|instead|previous|prior|former|no longer|retir|exclud|skip|cap|stop|trim|from\b"
+    r"|fail|crash|unlike|versus|vs\b|beyond|past\b|until|sibling|validated|measured|tried|tested|observ|characteri"
+    r"|was\b|were\b|legacy|published|deprecat|without|not\b|except)"
 )
+# With these a backend is named beside what is measured.
+_BESIDE = r"(?i)\b(?:same|mirror|existing|like|wired|off\b|only|switch|chang|updat|bump)"
 _ITEM = r"c?\d+(?:\s?(?:-|\u2013|through|to)\s?c?\d+)?"
 _LIST = rf"{_ITEM}(?:(?:\s*,\s*and\s+|\s*[,/]\s*|\s+and\s+){_ITEM})*"
-_CONCURRENCY = re.compile(
-    rf"\bconc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*(?P<a>{_LIST})(?![\w.%\u00d7]|-\w)"
-    rf"|(?<![\w.#-])(?P<b>c\d+(?:\s?[/,-]\s?c?\d+)*)(?![\w.%\u00d7-])"
+_CONCURRENCY = (
+    rf"\b[Cc]onc(?:urrenc(?:y|ies)|s)?(?:[- ](?:list|points?))?\s*[:=]?\s*[\[(]?\s*"
+    rf"(?P<a>(?>{_LIST}))(?![\w%\u00d7]|\.\d|-\w)"
+    rf"|(?<![\w.#-])(?P<b>(?>c\d+(?:\s?[/,-]\s?c?\d+)*))(?![\w%\u00d7-]|\.\d)"
 )
 _VERSION = (
     r"[ -]?(?:==|=|@|version )?\s?v?(?P<version>\d+\.\d+(?:\.\d+)*(?:[._-]?(?:rc|post|dev|a|b)\d*)*)(?![\w.]*[\w])"
 )
-_PLUMBING = re.compile(
+_PLUMBING = (
     r"\bKV_OFFLOAD_BACKEND_METADATA\b|\bROUTER_METADATA\b"
     r"|\bversion\b[^.;]*\b(?:consumed|read|plumbed|threaded|passed)\b[^.;]*\b(?:script|recipe|launcher)\b"
 )
-_IMAGE = re.compile(r"(?<![\w./-])(?P<name>[a-z0-9][\w.-]*(?:/[\w.-]+)+):(?P<tag>[\w.-]*\w)")
+_IMAGE = r"(?<![\w./-])(?P<name>[a-z0-9][\w.-]*(?:/[\w.-]+)+):(?P<tag>[\w.-]*\w)"
 
 
 def _asked(entry: LoggedEntry, master: Master, rows: Sequence[AnyPlanned]) -> list[AnyPlanned]:
@@ -214,11 +250,11 @@ def _descriptions(entry: LoggedEntry, rows: Sequence[AnyPlanned]) -> Iterator[Pl
         yield from _images(entry, line, text, rows)
         yield from _plumbing(entry, line, text)
         yield from _versions(entry, line, text, rows)
-        if not _HISTORY.search(text):
+        if not re.search(_HISTORY, text) and not re.search(_BESIDE, text):
             yield from _backends(entry, line, text, rows)
         # Each clause is held against the arms that it names.
         for clause in re.split(r"(?<=[.;])\s+", text):
-            if not _HISTORY.search(_without_brackets(clause)):
+            if not re.search(_HISTORY, _without_brackets(clause)):
                 yield from _concurrencies(entry, line, clause, rows)
 
 
@@ -232,14 +268,14 @@ def _concurrencies(entry: LoggedEntry, line: int, text: str, rows: Sequence[AnyP
         arms = set()  # "resident" alone is said of weights and pools too
     meant = [item for item in rows if _arm(item) in arms] or list(rows)
     planned = sorted({conc for item in meant for conc in concurrencies(item.row)})
-    for match in _CONCURRENCY.finditer(text):
+    for match in re.finditer(_CONCURRENCY, text):
         said = match["a"] or match["b"]
         strange = [number for number in _numbers(said) if number not in planned]
         if strange:
             has = ", ".join(str(conc) for conc in planned)
             whose = f" for {', '.join(sorted(arms))}" if arms and len(meant) < len(rows) else ""
             found = f"the description says conc {said}{whose}, and the search space has [{has}]"
-            do = f"mend {'it' if len(strange) == 1 else 'them'}: {', '.join(map(str, strange))} is not measured"
+            do = f"nothing measures {', '.join(map(str, strange))}: mend the description or the search space"
             yield _finding(PlanCode.DESCRIBED_CONCURRENCY, entry.file, line, found, do)
 
 
@@ -299,15 +335,17 @@ def _backends(entry: LoggedEntry, line: int, text: str, rows: Sequence[AnyPlanne
 
 def _images(entry: LoggedEntry, line: int, text: str, rows: Sequence[AnyPlanned]) -> Iterator[PlanFinding]:
     used = {item.row.image.replace("#", "/") for item in rows}
-    said = [match[0] for match in _IMAGE.finditer(text)]
+    said = [match[0] for match in re.finditer(_IMAGE, text)]
     same = [image for image in said if any(image.rpartition(":")[0] == name.rpartition(":")[0] for name in used)]
-    if same and not any(name.endswith(image) or image in name for image in same for name in used):
+    # "from repository:old to new" names the new tag alone.
+    named = any(image in name or name.rpartition(":")[2] in text for image in same for name in used)
+    if same and not named:
         found = f"the description says image {same[-1]}, and the search space {', '.join(sorted(used))}"
         yield _finding(PlanCode.DESCRIBED_IMAGE, entry.file, line, found, "mend the description or image")
 
 
 def _plumbing(entry: LoggedEntry, line: int, text: str) -> Iterator[PlanFinding]:
-    if claim := _PLUMBING.search(text):
+    if claim := re.search(_PLUMBING, text):
         found = f"the description says that a script takes the version from the search space ({claim[0]!r})"
         do = "InferenceX hands it to the report only; here the version that served is compared with the declared one"
         yield _finding(PlanCode.UNCHECKABLE_CLAIM, entry.file, line, found, do)
@@ -317,7 +355,7 @@ def _named_arms(text: str, rows: Sequence[AnyPlanned]) -> set[str]:
     own = {_arm(item) for item in rows} - {"none", "native"} - _ALIASES.keys()
     names = {**_ALIASES, **{name: re.escape(name) for name in own}}
     found = {name for name, pattern in names.items() if re.search(rf"\b(?:{pattern})\b", text, re.IGNORECASE)}
-    return found | ({"none"} if _RESIDENT.search(text) else set())
+    return found | ({"none"} if re.search(_RESIDENT, text) else set())
 
 
 def _arm(item: AnyPlanned) -> str:

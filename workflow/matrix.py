@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workflow import yamlfile
-from workflow.changelog import LoggedEntry, changes_of_texts
+from workflow.changelog import LoggedEntry, changes_of_texts, load_changelog, select
 from workflow.contract import InputError
-from workflow.inferencex_matrix import Configs, configs_of, inferencex_matrix
-from workflow.lint import lint, lint_text
+from workflow.inferencex_matrix import configs_of, inferencex_matrix
+from workflow.lint import PlanFinding, lint, lint_text, refuse
 from workflow.rows import (
     SCENARIOS,
     NotRunnable,
@@ -32,28 +32,37 @@ from workflow.rows import (
 )
 from workflow.searchspace import (
     Component,
+    Configs,
     Hardware,
     Master,
     Runners,
+    configs_at,
     dram_budget_gb,
     load_master,
     load_runners,
     resolve_keys,
 )
 
+if TYPE_CHECKING:
+    from workflow.config import Config
+
 __all__ = [
     "Component",
+    "Configs",
     "Expansion",
     "Hardware",
     "Master",
     "NotRunnable",
+    "PlannedMatrix",
     "PlannedRow",
     "Row",
     "Runners",
+    "configs_at",
     "dram_budget_gb",
     "expand",
     "load_master",
     "load_runners",
+    "plan_matrix",
     "plan_rows",
     "resolve_keys",
 ]
@@ -97,18 +106,61 @@ def expand(entries: Sequence[LoggedEntry], master: Master, runners: Runners, bas
     return Expansion(tuple(rows), tuple(others))
 
 
+@dataclass(frozen=True)
+class PlannedMatrix:
+    """The input side of a plan: what was selected, what it asks for, and what is wrong with it."""
+
+    entries: tuple[LoggedEntry, ...]
+    rows: tuple[PlannedRow, ...]
+    not_runnable: tuple[NotRunnable, ...]
+    messages: tuple[str, ...]
+    """A line for each entry that was withdrawn, edited or moved since `changelog.base`."""
+    findings: tuple[PlanFinding, ...]
+    """Warnings; with `strict: true` they are errors already."""
+
+
+def plan_matrix(config: "Config", root: Path = Path()) -> PlannedMatrix:
+    """Read the files that a config names, relative to the checkout `root`, and plan the rows of the selected entries.
+
+    Raises InputError, with file and line: everything that the readers, `select` and `expand` raise, no row to measure,
+    and with `strict` every finding.
+    """
+    selection = select(root, config.changelog)
+    master = load_master([root / path for path in config.masters])
+    runners = load_runners(root / config.runners)
+    base = None
+    if config.changelog.base is not None and any(entry.entry.append_only for entry in selection.entries):
+        base = configs_at(root, config.changelog.base, config.masters, config.runners)
+    expansion = expand(selection.entries, master, runners, base)
+    everything: list[PlannedRow | NotRunnable] = [*expansion.rows, *expansion.not_runnable]
+    path = root / config.changelog.file
+    texts = [path, *(root / name for name in (*config.masters, config.runners))]
+    findings = [finding for text in texts for finding in lint_text(text, yamlfile.read_bytes(text))]
+    findings += lint(selection.entries, master, runners, everything, selection.log or load_changelog(path))
+    if config.strict:
+        refuse(findings)
+    if not expansion.rows:
+        raise _nothing(selection.entries, expansion, selection.messages)
+    return PlannedMatrix(selection.entries, expansion.rows, expansion.not_runnable, selection.messages, tuple(findings))
+
+
 def plan_rows(
     entries: Sequence[LoggedEntry], master: Master, runners: Runners, base: Configs | None = None
 ) -> list[PlannedRow]:
     """Return the rows of `expand` that this workflow measures; raises InputError, saying why, where there is none."""
     expansion = expand(entries, master, runners, base)
     if not expansion.rows:
-        titles = "; ".join(entry.title for entry in entries) or "no entry"
-        reasons = sorted({item.why for item in expansion.not_runnable})
-        because = f": {len(expansion.not_runnable)} rows are not runnable here yet ({'; '.join(reasons)})"
-        found = f"nothing to measure: {titles} selects no single-node agentic-coding row"
-        raise InputError(found + (because if reasons else ""), key="changelog")
+        raise _nothing(entries, expansion, ())
     return list(expansion.rows)
+
+
+def _nothing(entries: Sequence[LoggedEntry], expansion: Expansion, messages: Sequence[str]) -> InputError:
+    """Return why there is no row: an empty plan that succeeds would be taken for a sweep that is done."""
+    titles = "; ".join(entry.title for entry in entries)
+    found = f"{titles} selects no single-node agentic-coding row" if titles else "no entry was added"
+    if reasons := sorted({item.why for item in expansion.not_runnable}):
+        found += f": {len(expansion.not_runnable)} rows are not runnable here yet ({'; '.join(reasons)})"
+    return InputError("\n".join([f"nothing to measure: {found}", *messages]), key="changelog")
 
 
 def _why_not(item: PlacedRow, entry: LoggedEntry) -> str | None:
@@ -175,9 +227,10 @@ def _own(base: Path, head: Path) -> dict[str, Any]:
     configs, before = configs_of(head), configs_of(base)
     expansion = expand(added, configs.master, configs.runners, before)
     log = head / "perf-changelog.yaml"
+    everything: list[PlannedRow | NotRunnable] = [*expansion.rows, *expansion.not_runnable]
     findings = [
         *lint_text(log, yamlfile.read_bytes(log)),
-        *lint(added, configs.master, configs.runners, expansion.rows),
+        *lint(added, configs.master, configs.runners, everything, load_changelog(log)),
     ]
     return {
         "changes": [{"kind": change.kind, "message": change.message} for change in found],
@@ -193,7 +246,7 @@ def _own(base: Path, head: Path) -> dict[str, Any]:
             {"conc": list(concurrencies(item.row)), "entry": item.entry.title, "origin": item.origin, "why": item.why}
             for item in expansion.not_runnable
         ],
-        "findings": [finding.model_dump(mode="json") for finding in findings],
+        "findings": [{**finding.model_dump(mode="json"), "message": finding.message} for finding in findings],
     }
 
 

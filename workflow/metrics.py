@@ -150,12 +150,13 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values.update(_throughput(evidence, context))
     values.update(_prompt_sources(evidence))
     values.update(_server(evidence, context))
+    values.update(_power(evidence, context, values))
     loaded = evidence.traces_loaded or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
         missing("the run did not record it") if context.startup_s is None else Value(value=context.startup_s)
     )
-    return {name: values.get(name, missing("no power samples")) for name in DEFINITIONS}
+    return {name: values[name] for name in DEFINITIONS}
 
 
 def _statistic(data: Floats, name: str) -> Value:
@@ -231,10 +232,16 @@ def _accounting(records: Records) -> dict[str, Value]:
     }
 
 
+def first_token_ns(records: Records) -> Floats:
+    """Return when each request's first token came; its start where the time to first token is unknown or infinite."""
+    ttft = np.nan_to_num(records.values["ttft_s"], nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(records.start_ns + ttft * 1e9, dtype=np.float64)
+
+
 def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
     """Return output tokens made in a stretch of time: the first at the first token, the rest evenly until the end."""
     tokens = np.nan_to_num(records.values["output_tokens"])
-    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    first = first_token_ns(records)
     length = np.maximum(records.end_ns - first, 1.0)
     overlap = np.minimum(records.end_ns, stop_ns) - np.maximum(first, start_ns)
     inside = np.clip(overlap / length, 0.0, 1.0)
@@ -262,7 +269,7 @@ def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
         reason = "no profiled request" if window is None else "the requested duration is not known"
         return values | {name: missing(reason) for name in steady}
     start, end, seconds = window.start_ns, window.end_ns, window.duration_s
-    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
+    first = first_token_ns(records)
     prompts = float(np.nansum(np.where((first >= start) & (first < end), records.values["input_tokens"], 0.0)))
     made = output_tokens_between(records, start, end)
     for side, tokens in {"input": prompts, "output": made, "total": prompts + made}.items():
@@ -328,8 +335,28 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     return values
 
 
+FAST_REPEAT = 0.3
+"""Later turns repeat the turns before them and are longer; a TTFT this far below the first turn's needs a cache."""
+
+
+def hits_elsewhere(evidence: Evidence) -> bool:
+    """Say whether an engine that counts no cached token contradicts its own answers, or their times.
+
+    Some engines export a hit counter that stays 0 for ever; 0 would then be a wrong number, not a low one.
+    """
+    share = evidence.client_cached_share
+    if share is not None:
+        return share > 0.01
+    records = evidence.records
+    first, later = (records.values["ttft_s"][mask] for mask in (records.turn == 0, records.turn > 0))
+    first, later = positive(first), positive(later)
+    return first.size >= 10 and later.size >= 10 and bool(np.median(later) < FAST_REPEAT * np.median(first))
+
+
 def why_not_split(evidence: Evidence) -> str | None:
-    """Say what is missing for the split by tier of an engine that tells it in its log only."""
+    """Say why an engine's split by tier is not to be had: its counter is suspect, or its log lacks something."""
+    if evidence.amount("tokens_from_device") == 0 and hits_elsewhere(evidence):
+        return "the engine counts no cached token, its answers or their times say otherwise: the counter is suspect"
     log = evidence.log
     if log is None or not (log.tasks or log.restored_from_host):
         return None
@@ -361,7 +388,9 @@ def prompt_tokens_by_source(
         if computed is None and prompt is not None:
             tiers["computed"] = prompt - cached
         known = sum(value for value in tiers.values() if value is not None)
-        return (prompt or known), tiers, cached
+        if cached > 0 or not hits_elsewhere(evidence):
+            return (prompt or known), tiers, cached
+        tiers = dict.fromkeys(TIERS)
     if evidence.sources is not None:
         found = evidence.sources
         tiers |= {"device": float(found.device), "host": float(found.host), "computed": float(found.computed)}
@@ -374,6 +403,8 @@ def prompt_tokens_by_source(
         tiers["computed"] = prompt - cached
         return prompt, tiers, cached
     cached_found, prompt_found = evidence.amount("tokens_cached"), evidence.amount("prompt_tokens")
+    if cached_found == 0 and hits_elsewhere(evidence):
+        cached_found = None
     if cached_found is not None and prompt_found is None and computed is not None:
         prompt_found = cached_found + computed
     if cached_found is not None and prompt_found is not None:
@@ -399,19 +430,41 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
     if capacity is None and evidence.log is not None and evidence.log.pool_tokens is not None:
         capacity = float(evidence.log.pool_tokens)
     values["device_kv_capacity_tokens"] = missing(absent) if capacity is None else Value(value=capacity)
+    log = evidence.log
+    used, total = evidence.amount("host_used_bytes"), evidence.amount("host_total_bytes")
+    if used is None and log is not None and log.host_used_bytes is not None:
+        used, total = log.host_used_bytes, log.host_limit_bytes
     use = plain("host_use")
     if use.value is None:
         use = ratio(evidence.amount("host_used_tokens"), evidence.amount("host_total_tokens"), absent)
     if use.value is None:
-        use = ratio(evidence.amount("host_used_bytes"), evidence.amount("host_total_bytes"), absent)
+        use = ratio(used, total, absent)
     values["host_kv_use_max_share"] = use
-    values["host_kv_used_max_bytes"] = plain("host_used_bytes")
-    total = evidence.amount("host_total_bytes")
+    values["host_kv_used_max_bytes"] = missing(absent) if used is None else Value(value=used)
     if total is None and context.pinned_bytes is not None:
         total = float(context.pinned_bytes)
     values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)
     values["host_memory_max_bytes"] = plain("resident_bytes")
     return values
+
+
+def _power(evidence: Evidence, context: Context, values: dict[str, Value]) -> dict[str, Value]:
+    """Return power and energy over the steady window."""
+    names = ("power_mean_w", "energy_j_per_output_token", "energy_j_per_total_token")
+    window, power = evidence.window, evidence.power
+    if power is None or window is None or window.duration_s is None:
+        return dict.fromkeys(names, missing("no power samples" if power is None else "the window is not known"))
+    if len(power.gpus) != context.gpus:
+        return dict.fromkeys(names, missing(f"{len(power.gpus)} GPUs were sampled, {context.gpus} served"))
+    start = window.start_ns / 1e9
+    energy = power.energy_j(start, start + window.duration_s)
+    if isinstance(energy, str):
+        return dict.fromkeys(names, missing(energy))
+    found = {"power_mean_w": ratio(energy, window.duration_s, "")}
+    for side in ("output", "total"):
+        tokens = values[f"{side}_tok_per_s_per_gpu"].numerator
+        found[f"energy_j_per_{side}_token"] = ratio(energy, tokens, "no token in the window")
+    return found
 
 
 # --------------------------------------------------------------------------------------------- command line

@@ -1,4 +1,4 @@
-"""What a point needs before a GPU is allocated: environments, sessions, a made model; prepared by CPU rules, checked here.
+"""What a point needs before a GPU is allocated: environments, sessions, a made model; prepared on CPUs, checked here.
 
 `python -m workflow.parts traces|model POINT ... FOLDER` prepares one of them, as the rules do.
 """

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from workflow.config import MadeModel, Replay, TraceSet
@@ -100,9 +100,7 @@ def make_point(
     every environment by name.
     """
     row = planned.row
-    rows = row.model_dump(mode="json")
-    # InferenceX's own name and window of the row are not what runs here.
-    identity_row = {name: value for name, value in rows.items() if name not in ("exp_name", "duration")}
+    identity_row = _identity_row(row)
     made = None if made_model is None else made_model.model_dump(mode="json")
     setting = {
         "made_model": made,
@@ -118,8 +116,7 @@ def make_point(
     if repeat > 1:
         identity["repeat"] = repeat
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
-    arm_fields = ("conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb")
-    group = {**setting, "row": {name: value for name, value in identity_row.items() if name not in arm_fields}}
+    group = {**setting, "row": row_group(row)}
     arm = backend_name(row)
     base = slug(f"{row.model_prefix}-{row.runner.removeprefix('cluster:')}-{row.framework}-{topology(row)}")
     return Point(
@@ -147,6 +144,17 @@ def make_point(
             pr_link=planned.entry.entry.pr_link,
         ),
     )
+
+
+def _identity_row(row: Row) -> dict[str, Any]:
+    """Return a row without InferenceX's own name and window of it, which are not what runs here."""
+    return row.model_dump(mode="json", exclude={"exp_name", "duration"})
+
+
+def row_group(row: Row) -> str:
+    """Return what the arms of a group have in common: a key of the row without its concurrency and its offload."""
+    arm = {"conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb"}
+    return digest({name: value for name, value in _identity_row(row).items() if name not in arm})
 
 
 def plan_identity(plan: ServePlan) -> dict[str, Any]:
@@ -218,54 +226,64 @@ def trace_identity(name: str, declared: TraceSet, generator: int) -> TraceIdenti
 
 
 PLAN_COLUMNS = (
-    "point",
-    "arm",
-    "concurrency",
-    "repeat",
-    "gpus",
-    "expected_min",
-    "gpu_h",
-    "config_key",
-    "trace_set",
-    "origin",
+    *("point", "state", "arm", "concurrency", "repeat", "gpus", "expected_min", "gpu_h"),
+    *("cluster", "model", "config_key", "trace_set", "origin", "why"),
 )
 
 
-def bill_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
-    """Return the bill, one row a point, in the order of the search space."""
-    return [
-        {
-            "point": point.id,
-            "arm": point.arm,
-            "concurrency": point.concurrency,
-            "repeat": point.repeat,
-            "gpus": point.gpus,
-            "expected_min": round(point.expected_s / 60, 1),
-            "gpu_h": round(point.expected_s / 3600 * point.gpus, 3),
-            "config_key": point.origin.config_key,
-            "trace_set": point.trace.name,
-            "origin": f"{point.origin.file}:{point.origin.line}",
-        }
-        for point in points
-    ]
+def plan_tsv(
+    points: Iterable[Point], measured: Container[str], doomed: Mapping[str, str], left_out: Iterable[Any]
+) -> str:
+    """Return the bill as tab-separated text, a row for everything that was asked for.
 
-
-def plan_tsv(points: Iterable[Point]) -> str:
-    """Return the bill as tab-separated text."""
+    `state` is `to measure`, `measured` (it has a published run and costs nothing), `refused` (by preflight, whose
+    codes are in `doomed`) or `not runnable` for the rows of `left_out`, with the reason under `why`.
+    """
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, PLAN_COLUMNS, delimiter="\t", lineterminator="\n")
+    writer = csv.DictWriter(stream, PLAN_COLUMNS, delimiter="\t", lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows(bill_rows(points))
+    for point in points:
+        state = "measured" if point.id in measured else "refused" if point.id in doomed else "to measure"
+        writer.writerow(_bill_row(point, state, doomed.get(point.id, "")))
+    for item in left_out:
+        place = {"config_key": item.config_key, "origin": f"{item.file}:{item.line}", "why": item.why}
+        writer.writerow({"point": "-", "state": "not runnable", "model": item.row.model, **place})
     return stream.getvalue()
 
 
-def bill(points: Iterable[Point]) -> str:
-    """Return the bill in one line."""
+def _bill_row(point: Point, state: str, why: str) -> dict[str, Any]:
+    return {
+        "point": point.id,
+        "state": state,
+        "arm": point.arm,
+        "concurrency": point.concurrency,
+        "repeat": point.repeat,
+        "gpus": point.gpus,
+        "expected_min": round(point.expected_s / 60, 1),
+        "gpu_h": round(point.expected_s / 3600 * point.gpus, 3),
+        "cluster": point.row.runner,
+        "model": point.row.model,
+        "config_key": point.origin.config_key,
+        "trace_set": point.trace.name,
+        "origin": f"{point.origin.file}:{point.origin.line}",
+        "why": why,
+    }
+
+
+def bill(points: Iterable[Point], measured: Container[str]) -> str:
+    """Return what is still to pay: a line for the sweep, and one for each cluster, model and arm."""
     listed = list(points)
-    arms = sorted({point.arm for point in listed})
-    seconds = sum(point.expected_s for point in listed)
-    gpu_hours = sum(point.expected_s * point.gpus for point in listed) / 3600
-    return (
-        f"{len(listed)} points, {len(arms)} arms ({', '.join(arms)}), "
-        f"about {seconds / 60:.0f} min in sequence, {gpu_hours:.2f} GPU-hours"
-    )
+    due = [point for point in listed if point.id not in measured]
+    lines = [f"{len(listed)} points, {len(listed) - len(due)} measured already; to measure: {_cost(due)}"]
+    parts: dict[tuple[str, str, str], list[Point]] = {}
+    for point in due:
+        parts.setdefault((point.row.runner, point.row.model, point.arm), []).append(point)
+    if len(parts) > 1:
+        lines += [f"  {runner}, {model}, {arm}: {_cost(some)}" for (runner, model, arm), some in parts.items()]
+    return "\n".join(lines)
+
+
+def _cost(points: list[Point]) -> str:
+    seconds = sum(point.expected_s for point in points)
+    gpu_hours = sum(point.expected_s * point.gpus for point in points) / 3600
+    return f"{len(points)} points, about {seconds / 60:.0f} min one after the other, {gpu_hours:.2f} GPU-hours"

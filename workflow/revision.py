@@ -1,6 +1,5 @@
 """Files as they were at a git revision. Only reads; a plan never changes a checkout."""
 
-import subprocess
 from pathlib import Path
 
 from workflow.contract import InputError
@@ -33,6 +32,8 @@ def file_at(root: Path, revision: str, path: str) -> bytes:
 
 def _git(root: Path, *arguments: str) -> bytes | None:
     """Return git's output, or None where it says no."""
+    import subprocess  # noqa: PLC0415 - most plans ask no revision, and the import is a part of their time
+
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)  # noqa: S607
     except FileNotFoundError:

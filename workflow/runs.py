@@ -196,6 +196,11 @@ def _holder(path: Path) -> Lease | None:
     return found if same else None
 
 
+def live_lease(out: Path) -> Lease | None:
+    """Return the lease of the attempt that holds a point now, or None."""
+    return _holder(out / "lease.json")
+
+
 def _wait_for_stopping(path: Path) -> None:
     def gone() -> bool:
         holder = _holder(path)
@@ -546,6 +551,9 @@ def run(
                 point, name, folder.resolve(), find_parts(point, results, environments), parent, stopping, log
             )
             finished = measure(attempt)
+            # Also with the attempt: a head process that takes over from one that died removes OUT/run.json as a file
+            # that is about to be made.
+            finished.write(folder / "run.json")
             finished.write(out / "run.json")
             attempt.say(f"measured in {sum(attempt.phases_s.values()):.0f} s: {out / 'run.json'}")
             return 0
@@ -558,7 +566,8 @@ def run(
 
 
 def _record(point: Point, attempt: str, folder: Path, failures: Path, kind: FailureClass, message: str) -> None:
-    logs = sorted(folder.glob("*.log"))
+    # The client's log last: what it reports is a symptom of what a service reports.
+    logs = sorted(folder.glob("*.log"), key=lambda log: (log.name == "client.log", log.name))
     cause = None
     for log in logs:
         with log.open(errors="replace") as stream:

@@ -3,7 +3,8 @@
 import difflib
 import re
 from collections.abc import Mapping as AnyMapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from workflow import yamlfile
 from workflow.changelog import Kebab, LoggedEntry, ScenarioType
 from workflow.contract import InputError
+from workflow.revision import file_at
 
 # InferenceX caps what it counts on at 3.0 TB decimal, in MiB.
 DRAM_CAP_MIB = 2_861_022
@@ -242,11 +244,14 @@ class Master:
 
     places: dict[str, tuple[Path, Any]]
     """Config key -> file and its loaded data."""
+    _checked: dict[str, SearchSpace] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def search_space(self, key: str) -> SearchSpace:
         """Check and return one config key; raises InputError with file and line."""
-        path, data = self.places[key]
-        return yamlfile.validate(SearchSpace, data, path, (key,))
+        if key not in self._checked:
+            path, data = self.places[key]
+            self._checked[key] = yamlfile.validate(SearchSpace, data, path, (key,))
+        return self._checked[key]
 
     def line(self, key: str, *location: int | str) -> int:
         """Return the line of a part of a config key."""
@@ -255,6 +260,24 @@ class Master:
     def plain(self, key: str) -> Any:
         """Return the data of a config key, for comparing it with another version's."""
         return self.places[key][1][key]
+
+
+@dataclass(frozen=True)
+class Configs:
+    """The search spaces and hardware facts of one revision."""
+
+    master: Master
+    runners: Runners
+
+
+def configs_at(root: Path, revision: str, masters: Sequence[str], runners: str) -> Configs:
+    """Read search spaces and hardware facts as they were at a git revision; an append-only entry is held against them.
+
+    The paths are relative to the checkout `root`. Raises InputError as `file_at` and the loaders do.
+    """
+    texts = [(Path(f"{path}@{revision}"), file_at(root, revision, path)) for path in masters]
+    facts = parse_runners(Path(f"{runners}@{revision}"), file_at(root, revision, runners))
+    return Configs(parse_master(texts), facts)
 
 
 def load_master(paths: list[Path]) -> Master:

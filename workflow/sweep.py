@@ -1,16 +1,21 @@
 """Everything that is known before the first job: the files of configs/ -> the points to measure."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from workflow import yamlfile
-from workflow.changelog import load_changelog, select_entries
+from workflow.allocation import check_time_limits
 from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
 from workflow.contract import InputError, write_atomic
 from workflow.environments import environment_key
-from workflow.matrix import PlannedRow, load_master, load_runners, plan_rows
-from workflow.plans import plan_for
-from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, trace_identity
+from workflow.lint import PlanFinding
+from workflow.matrix import NotRunnable, PlannedRow, load_runners, plan_matrix
+from workflow.node import declared_facts
+from workflow.plans import backend_name, plan_for
+from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row_group, trace_identity
+from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
 from workflow.traces import GENERATOR
 
@@ -25,6 +30,14 @@ class Sweep:
     locks: dict[str, Path]
     """Key of each environment -> its lock file."""
     clusters: dict[str, Cluster]
+    not_runnable: tuple[NotRunnable, ...]
+    """Rows that the entries ask for and this workflow cannot measure yet."""
+    messages: tuple[str, ...]
+    """What happened to entries of the log: withdrawn, edited, moved."""
+    findings: tuple[PlanFinding, ...]
+    """What is odd about the entries; errors with `strict: true`."""
+    preflight: dict[str, tuple[PreflightFinding, ...]]
+    """Point -> what its plan breaks on a node with the cluster's declared facts."""
 
     @property
     def trace_sets(self) -> dict[str, Point]:
@@ -35,6 +48,11 @@ class Sweep:
     def made_models(self) -> dict[str, Point]:
         """Return the models to make: key -> a point that serves it."""
         return {point.model_key: point for point in self.points.values() if point.made_model is not None}
+
+    @property
+    def doomed(self) -> tuple[str, ...]:
+        """Return the points that preflight refuses: they must not queue."""
+        return tuple(point for point, found in self.preflight.items() if any(f.severity == "error" for f in found))
 
     def cluster(self, point: str) -> Cluster:
         """Return where a point runs."""
@@ -51,41 +69,90 @@ def plan_sweep(config: Config) -> Sweep:
         raise InputError(
             f"no trace set {name!r} in {config.traces}", key="replay.trace_set", allowed=", ".join(sorted(traces))
         )
-    entries = select_entries(load_changelog(Path(config.changelog.file)), config.changelog)
-    master = load_master([Path(path) for path in config.masters])
-    rows = plan_rows(entries, master, load_runners(Path(config.runners)))
+    matrix = plan_matrix(config)
     recipes = load_recipes(Path(config.recipes))
     locks = {path.stem: path for path in sorted(Path(config.environments).glob("*.txt"))}
     keys = {name: environment_key(path) for name, path in locks.items()}
     trace = trace_identity(name, traces[name], GENERATOR)
+    peers = _peers(matrix.rows) if config.equalize else {}
     points = []
-    for planned in rows:
+    for planned in matrix.rows:
         _check_runs_somewhere(planned, config, clusters, models)
-        plan, costs = plan_for(planned, recipes)
+        plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()))
         made = models.get(planned.row.model)
         points += [
             make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)
             for repeat in range(1, config.repeats + 1)
         ]
+    check_time_limits(points, clusters, Path(config.clusters))
+    runners = load_runners(Path(config.runners))
+    facts = {runner: declared_facts(runner, runners) for runner in {point.row.runner for point in points}}
     return Sweep(
         config,
         points=by_id(interleaved(points)),
         locks={keys[name]: path for name, path in locks.items()},
         clusters=clusters,
+        not_runnable=matrix.not_runnable,
+        messages=matrix.messages,
+        findings=matrix.findings,
+        preflight={point.id: preflight(point, point.plan, facts[point.row.runner]) for point in points},
     )
 
 
+def _peers(rows: Iterable[PlannedRow]) -> dict[str, set[str]]:
+    """Return the backends of each group."""
+    peers: dict[str, set[str]] = defaultdict(set)
+    for planned in rows:
+        peers[row_group(planned.row)].add(backend_name(planned.row))
+    return peers
+
+
+def notices(sweep: Sweep) -> list[str]:
+    """Return what a person should read before paying, a line each: events, odd entries, preflight, left out rows."""
+    lines = list(sweep.messages)
+    lines += [f"warning: {finding.message}" for finding in sweep.findings]
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for point, found in sweep.preflight.items():
+        for finding in found:
+            by_text[str(finding)].append(point)
+    lines += [f"preflight {text} [{_some(points)}]" for text, points in by_text.items()]
+    reasons: dict[str, int] = defaultdict(int)
+    for item in sweep.not_runnable:
+        reasons[item.why] += 1
+    lines += [f"{count} rows are not runnable here yet: {why}" for why, count in reasons.items()]
+    return lines
+
+
+def _some(points: list[str]) -> str:
+    return points[0] if len(points) == 1 else f"{points[0]} and {len(points) - 1} more"
+
+
 def write_plan(sweep: Sweep, results: Path) -> None:
-    """Write `results`/points/<point>.json and `results`/plan.tsv, leaving alone what already says the same.
+    """Write `results`/points/<point>.json, plan.tsv and preflight.tsv, leaving alone what already says the same.
 
     Planning writes them itself, not a rule: see rules/environments.smk for why nothing that makes an `ancient` input
     may ever be out of date. Points of earlier plans stay, with their results.
     """
     texts = {results / "points" / f"{point.id}.json": point.to_json() for point in sweep.points.values()}
-    texts[results / "plan.tsv"] = plan_tsv(sweep.points.values())
+    refused = {point: ",".join(finding.code for finding in sweep.preflight[point]) for point in sweep.doomed}
+    texts[results / "plan.tsv"] = plan_tsv(sweep.points.values(), measured(sweep, results), refused, sweep.not_runnable)
+    texts[results / "preflight.tsv"] = preflight_tsv(sweep)
     for path, text in texts.items():
         if not path.exists() or path.read_text() != text:
             write_atomic(path, text.encode())
+
+
+def preflight_tsv(sweep: Sweep) -> str:
+    """Return what preflight found with the clusters' declared facts, a row a point and finding, tab-separated."""
+    lines = ["point\tseverity\tcode\tfound\twhat to change"]
+    for point, found in sweep.preflight.items():
+        lines += [f"{point}\t{one.severity}\t{one.code}\t{one.says}\t{one.do}" for one in found]
+    return "\n".join(lines) + "\n"
+
+
+def measured(sweep: Sweep, results: Path) -> set[str]:
+    """Return the points that have a published run."""
+    return {point for point in sweep.points if (results / "runs" / point / "run.json").exists()}
 
 
 def _check_runs_somewhere(

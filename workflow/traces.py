@@ -12,9 +12,9 @@ import random
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from workflow.config import GeneratedTraces, RecordedTraces, TraceFilter, TraceSet
 from workflow.contract import Document, InputError, file_sha256, write_atomic
@@ -72,11 +72,21 @@ class SubAgent(_Weka):
     status: str
     requests: list[Request]
     models: list[str]
-    duration_ms: int
-    total_tokens: int
-    tool_use_count: int
-    tool_tokens: int
-    system_tokens: int
+    # Null in recorded sessions where the sub-agent was cut off.
+    duration_ms: int | None = None
+    total_tokens: int | None = None
+    tool_use_count: int | None = None
+    tool_tokens: int = 0
+    system_tokens: int = 0
+
+
+def _kind(data: Any) -> str:
+    kind = data.get("type") if isinstance(data, dict) else data.type
+    return "subagent" if kind == "subagent" else "request"
+
+
+_KIND = Discriminator(_kind)
+"""Picks the model by `type`, so that an error speaks of the fields of that one alone."""
 
 
 class Trace(_Weka):
@@ -88,7 +98,7 @@ class Trace(_Weka):
     hash_id_scope: Literal["local"]
     tool_tokens: int = 0
     system_tokens: int = 0
-    requests: list[Request | SubAgent]
+    requests: list[Annotated[Annotated[Request, Tag("request")] | Annotated[SubAgent, Tag("subagent")], _KIND]]
     totals: dict[str, Any] | None = None
 
     def all_requests(self) -> Iterator[Request]:
@@ -179,7 +189,7 @@ def _session(rng: random.Random, index: int, spec: GeneratedTraces) -> Trace:
         if turn == agent_turn:
             agent = _subagent(rng, t, blocks)
             requests.append(agent)
-            t += agent.duration_ms / 1000
+            t += (agent.duration_ms or 0) / 1000
         grown = tokens + max(round(draw(rng, GROWTH_TOKENS)), request.output_tokens)
         if rng.random() < COMPACTION_SHARE and len(ids) > 2 * len(prefix):
             kept = len(prefix) + max(1, int((len(ids) - len(prefix)) * rng.uniform(0.1, 0.6)))
@@ -279,8 +289,8 @@ def _scaled(request: Request | SubAgent, scale: int) -> Request | SubAgent:
             update={
                 "t": request.t / scale,
                 "requests": children,
-                "duration_ms": round(request.duration_ms / scale),
-                "total_tokens": request.total_tokens // scale,
+                "duration_ms": None if request.duration_ms is None else round(request.duration_ms / scale),
+                "total_tokens": None if request.total_tokens is None else request.total_tokens // scale,
                 "tool_tokens": request.tool_tokens // scale,
                 "system_tokens": request.system_tokens // scale,
             }

@@ -231,7 +231,9 @@ def _as_input_errors(path: Path, text: bytes = b"") -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
         lines = text.splitlines()
-        tabbed = line is not None and line <= len(lines) and b"\t" in lines[line - 1]
+        if line is not None and lines:
+            line = min(line, len(lines))  # something left open is noticed on the line after the last
+        tabbed = line is not None and bool(lines) and b"\t" in lines[line - 1]
         hint = "the line holds a tab: indent with spaces" if tabbed else None
         raise InputError(f"not YAML: {error.problem or error.context}", file=path, line=line, do=hint) from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
@@ -273,7 +275,7 @@ def validate(model: type[Model], data: Any, path: Path, at: Location = ()) -> Mo
 
 def _explain(model: type[BaseModel], data: Any, path: Path, at: Location, issue: dict[str, Any]) -> InputError:
     inner: Location = tuple(issue["loc"])
-    location = at + inner
+    location = at + _in_file(data, at, inner)
     key = ".".join(str(part) for part in location) or None
     line = line_of(data, location)
     if issue["type"] == "extra_forbidden":
@@ -290,6 +292,21 @@ def _explain(model: type[BaseModel], data: Any, path: Path, at: Location, issue:
     return InputError(shown, file=path, line=line, key=key)
 
 
+def _in_file(data: Any, at: Location, location: Location) -> Location:
+    """Return a location without the names of union members, which pydantic puts between keys of the file."""
+    for step in at:
+        data = data[step]
+    kept: list[int | str] = []
+    for i, part in enumerate(location):
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            if i + 1 < len(location):
+                continue
+        kept.append(part)
+    return tuple(kept)
+
+
 def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
     """Return the keys that a model allows at a location, by walking its JSON schema."""
     schema = model.model_json_schema(by_alias=True)
@@ -297,7 +314,10 @@ def _fields_at(model: type[BaseModel], location: Location) -> list[str]:
     for part in location:
         node = _resolve(schema, node)
         properties = node.get("properties", {})
-        if part in properties:
+        members = node.get("discriminator", {}).get("mapping", {})
+        if part in members:
+            node = {"$ref": members[part]}
+        elif part in properties:
             node = properties[part]
         elif isinstance(part, int):
             node = node.get("items", node)

@@ -8,9 +8,12 @@ A file is read line by line, and only the columns below are kept, so that a mill
 
 import json
 import math
+import multiprocessing
+import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from workflow.contract import InputError
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
 
 # Factor from a unit that a client writes to seconds. The unit in the file wins: perf_analyzer wrote nanoseconds where
 # others write milliseconds, and the number alone does not tell.
@@ -62,23 +66,39 @@ FLAT: Mapping[str, str] = {
     "cached_tokens": "cached_tokens",
 }
 
+READ = tuple(METRICS.values())
 PLAIN = frozenset((float, int))
+LATEST_NS, MOST = 2**61, 2**31
+
+PARALLEL_BYTES = 64_000_000
+"""Below this, starting processes costs more than it saves."""
+
+COLUMNS = (
+    *("request_key", "start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
+    *("other_start_ns", "other_end_ns"),
+)
+COUNTS = (
+    *("warmup", "warmup_failed", "succeeded", "failed", "cancelled", "unreadable"),
+    *("dropped_as_warmup", "dropped_as_error", "error_categories", "profiled_error_categories"),
+)
 
 
 @dataclass
 class Records:
     """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
 
+    request_key: Integers
+    """A hash of each profiled request's id, answered or not; the client gives every request an id of its own."""
     # -- of successful profiled requests
     start_ns: Integers
     end_ns: Integers
     lag_s: Floats
     """From the moment the client decided to send to the moment it sent."""
-    turn: Integers
-    agent_depth: Integers
-    session: Integers
+    turn: Codes
+    agent_depth: Codes
+    session: Codes
     """Code into `sessions`."""
-    conversation: Integers
+    conversation: Codes
     """Code into `conversations`."""
     values: dict[str, Floats]
     """A column for each key of METRICS: seconds or tokens."""
@@ -106,20 +126,73 @@ class Records:
     """False where times count from the client's own start, so that they cannot be laid over the server's."""
 
     @property
+    def repeated(self) -> int:
+        """Profiled lines that repeat the request id of another line."""
+        return int(self.request_key.size - np.unique(self.request_key).size)
+
+    @property
     def total(self) -> int:
         """All lines of the file that were not blank."""
         return self.warmup + self.warmup_failed + self.succeeded + self.failed + self.cancelled + self.unreadable
 
 
-def read_records(path: Path) -> Records:
+def read_records(path: Path, processes: int | None = None) -> Records:
     """Read a client's records; a line that is not a record is counted in `unreadable` and skipped.
 
-    Raises InputError: no such file.
+    A file above PARALLEL_BYTES is read by two processes, each half of it, since parsing JSON is nearly all the work;
+    `processes` sets their number. Raises InputError: no such file.
     """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+    if processes is None:
+        available = min(2, os.cpu_count() or 1) if hasattr(os, "fork") else 1
+        processes = available if size >= PARALLEL_BYTES else 1
+    cuts = [size * part // processes for part in range(processes + 1)]
+    if processes == 1:
+        return _read_part(path, 0, size)
+    # fork, not spawn: a spawned process imports the caller's main module again, and a script has no guard there.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+        parts = list(pool.map(_read_part, [path] * processes, cuts[:-1], cuts[1:]))
+    return _joined(parts)
+
+
+def _read_part(path: Path, start: int, stop: int) -> Records:
+    """Read the records whose lines begin in [start, stop)."""
     table = _Table()
-    for line in _lines(path):
+    for line in _lines(path, start, stop):
         table.add(line)
     return table.finish()
+
+
+def _joined(parts: list[Records]) -> Records:
+    """Put the parts of one file together in order; each part's arrays are let go as they are copied."""
+    first = parts[0]
+    for codes, names in (("session", "sessions"), ("conversation", "conversations")):
+        known: dict[str, int] = {}
+        for part in parts:
+            to_joined = [known.setdefault(name, len(known)) for name in getattr(part, names)]
+            setattr(part, codes, np.array(to_joined, dtype=np.int32)[getattr(part, codes)])
+        setattr(first, names, list(known))
+    for column in COLUMNS:
+        setattr(first, column, np.concatenate([_taken(part, column) for part in parts]))
+    for column in METRICS:
+        first.values[column] = np.concatenate([part.values.pop(column) for part in parts])
+    for part in parts[1:]:
+        for count in COUNTS:
+            setattr(first, count, getattr(first, count) + getattr(part, count))
+        first.traces |= part.traces
+        first.wall_clock = first.wall_clock and part.wall_clock
+        ends = [end for end in (first.last_warmup_end_ns, part.last_warmup_end_ns) if end is not None]
+        first.last_warmup_end_ns = max(ends, default=None)
+    return first
+
+
+def _taken(part: Records, column: str) -> Any:
+    array = getattr(part, column)
+    setattr(part, column, array[:0])
+    return array
 
 
 def error_category(error: Any) -> str:
@@ -149,14 +222,19 @@ def number(value: Any) -> float:
     return math.nan
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb", buffering=1 << 20) as stream:
-            for line in stream:
-                if not line.isspace():
-                    yield line
-    except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
+def _lines(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    with path.open("rb", buffering=1 << 20) as stream:
+        at = start
+        if start > 0:
+            # A line belongs to the part in which it begins: step back one byte and skip the rest of that line.
+            stream.seek(start - 1)
+            at = start - 1 + len(stream.readline())
+        for line in stream:
+            if at >= stop:
+                return
+            at += len(line)
+            if not line.isspace():
+                yield line
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -175,11 +253,12 @@ class _Table:
     """Columns that grow by one record at a time."""
 
     def __init__(self) -> None:
+        self.keys = array("q")
         self.start, self.end = array("q"), array("q")
-        self.turn, self.depth, self.session, self.conversation = array("q"), array("q"), array("q"), array("q")
+        self.turn, self.depth, self.session, self.conversation = array("i"), array("i"), array("i"), array("i")
         self.lag = array("d")
         self.values = {column: array("d") for column in METRICS}
-        self.appends = [(name, time, self.values[column].append) for column, (name, time) in METRICS.items()]
+        self.appends = [self.values[column].append for column in METRICS]
         self.other_start, self.other_end = array("q"), array("q")
         self.sessions: dict[str, int] = {}
         self.conversations: dict[str, int] = {}
@@ -209,6 +288,8 @@ class _Table:
 
     def _client_record(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         start, end = int(metadata["request_start_ns"]), int(metadata["request_end_ns"])
+        if not (-LATEST_NS < start < LATEST_NS and -LATEST_NS < end < LATEST_NS):
+            raise ValueError("a time is too large for its column")
         error = data.get("error")
         conversation = str(metadata.get("conversation_id", ""))
         warmup = metadata.get("benchmark_phase", "profiling") != "profiling"
@@ -220,8 +301,10 @@ class _Table:
             self.counts["warmup_failed" if error or metadata.get("was_cancelled") else "warmup"] += 1
             self.last_warmup_end = max(end, self.last_warmup_end or end)
         elif error or metadata.get("was_cancelled") or metadata.get("context_overflow_skip"):
+            self._key(metadata)
             self._unanswered(start, end, error, cancelled=bool(metadata.get("was_cancelled")))
         else:
+            self._key(metadata)
             row = self._values(data.get("metrics") or {})
             turn, depth = int(metadata.get("turn_index") or 0), int(metadata.get("agent_depth") or 0)
             credit = metadata.get("credit_issued_ns")
@@ -231,16 +314,21 @@ class _Table:
             )
             # Nothing is appended before the whole row is known: a row that fails half-way would shift the columns.
             self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
-        self.traces.add(metadata.get("source_trace_id") or conversation.partition("::")[0])
+        self.traces.add(str(metadata.get("source_trace_id") or conversation.partition("::")[0]))
+
+    def _key(self, metadata: dict[str, Any]) -> None:
+        identity = metadata.get("x_request_id")
+        if identity is not None:
+            self.keys.append(hash(identity))
 
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
-        for name, time, _ in self.appends:
+        for name, time in READ:
             value: Any = metrics.get(name)
             scale = 1e-3 if time else 1.0
             if type(value) is dict:
-                if time:
-                    scale = SECONDS[value.get("unit")]
+                if time and (unit := value.get("unit")) != "ms":
+                    scale = SECONDS[unit]
                 value = value.get("value")
             row.append(value * scale if type(value) in PLAIN else number(value) * scale)
         return row
@@ -249,6 +337,8 @@ class _Table:
         self.wall_clock = False
         session = str(data["session"])
         start_s, latency_s = number(data.get("start")), number(data.get("latency"))
+        if abs(start_s) > LATEST_NS / 1e9 or abs(latency_s) > LATEST_NS / 1e9:
+            raise ValueError("a time is too large for its column")
         start = round(start_s * 1e9) if math.isfinite(start_s) else None
         if data.get("error"):
             self.counts["dropped_as_error"] += 1
@@ -273,10 +363,12 @@ class _Table:
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
     ) -> None:
-        self.succeeded += 1
-        for (_, _, append), value in zip(self.appends, row, strict=True):
-            append(value)
         start, end, turn, depth = numbers
+        if turn >= MOST or depth >= MOST:
+            raise ValueError("a number is too large for its column")
+        self.succeeded += 1
+        for append, value in zip(self.appends, row, strict=True):
+            append(value)
         self.start.append(start)
         self.end.append(end)
         self.turn.append(turn)
@@ -288,13 +380,14 @@ class _Table:
 
     def finish(self) -> Records:
         return Records(
+            request_key=_integers(self.keys),
             start_ns=_integers(self.start),
             end_ns=_integers(self.end),
             lag_s=_floats(self.lag),
-            turn=_integers(self.turn),
-            agent_depth=_integers(self.depth),
-            session=_integers(self.session),
-            conversation=_integers(self.conversation),
+            turn=_codes(self.turn),
+            agent_depth=_codes(self.depth),
+            session=_codes(self.session),
+            conversation=_codes(self.conversation),
             values={column: _floats(values) for column, values in self.values.items()},
             sessions=list(self.sessions),
             conversations=list(self.conversations),
@@ -318,6 +411,10 @@ class _Table:
 
 def _integers(values: "array[int]") -> Integers:
     return np.frombuffer(values, dtype=np.int64) if values else np.empty(0, dtype=np.int64)
+
+
+def _codes(values: "array[int]") -> Codes:
+    return np.frombuffer(values, dtype=np.int32) if values else np.empty(0, dtype=np.int32)
 
 
 def _floats(values: "array[float]") -> Floats:

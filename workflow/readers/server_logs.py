@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +11,14 @@ _CLOCK = re.compile(r"log clock starts at (\d+(?:\.\d+)?)")
 _TASK = re.compile(r"launch_slot_: id\s+(\d+) \| task (\d+) \| processing task")
 _PROMPT = re.compile(r"id\s+\d+ \| task (\d+) \| new prompt,.*task\.n_tokens = (\d+)")
 _CACHED = re.compile(r"id\s+\d+ \| task (\d+) \| cached n_tokens = (\d+)")
+_FILL = re.compile(r"cache state: \d+ prompts, ([\d.]+) MiB \(limits: ([\d.]+) MiB")
 _POOL = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _ENGINE_TAG = re.compile(r"\((EngineCore[^)]*)\)")
 _VERSION = re.compile(r"(?:LLM engine|vLLM API server version|version)\s*\(?v?(\d+\.\d+\.\d+\S*?)[)\s,]")
+
+MIB = 1024.0**2
+CLOCK_ERROR_S = 1.0
+"""More than the launcher needs between printing its time and loading the engine's library."""
 
 # Log lines of a store that runs but does not do its work.
 BROKEN: tuple[tuple[str, str], ...] = (
@@ -61,19 +66,26 @@ class EngineLog:
     saved_to_host: int = 0
     """llama.cpp: prompts that were saved to the host cache."""
     restored_from_host: int = 0
+    host_used_bytes: float | None = None
+    """llama.cpp: highest fill of the host cache."""
+    host_limit_bytes: float | None = None
     verbose: bool = False
     """llama.cpp: the log has the lines that the split needs (verbosity 4 or more)."""
     broken: Counter[str] = field(default_factory=Counter)
     """Lines of the table BROKEN."""
     suspect: Counter[str] = field(default_factory=Counter)
 
-    def sources(self, start_s: float, end_s: float) -> PromptSources | None:
-        """Sum prompt tokens by source over tasks launched in a wall-clock window; None where the log cannot say."""
+    def sources(self, start_s: float, end_s: float, sent: Sequence[tuple[float, int]] = ()) -> PromptSources | None:
+        """Sum prompt tokens by source over tasks launched in a wall-clock window; None where the log cannot say.
+
+        `sent` holds (time sent, prompt tokens) of requests on the same clock; it mends the log's clock, see `ahead_s`.
+        """
         if self.clock_start_s is None or not self.verbose:
             return None
         found = PromptSources()
+        clock = self.clock_start_s + self.ahead_s(sent)
         for at, prompt, cached, restored in self.tasks:
-            if start_s <= self.clock_start_s + at < end_s:
+            if start_s <= clock + at < end_s:
                 found.tasks += 1
                 found.computed += prompt - cached
                 if restored:
@@ -81,6 +93,24 @@ class EngineLog:
                 else:
                     found.device += cached
         return found
+
+    def ahead_s(self, sent: Sequence[tuple[float, int]]) -> float:
+        """Return by how many seconds the log's stamps are too early, going by requests that can be told apart.
+
+        The launcher prints its time shortly before the engine's clock starts, and a replay sends its first requests
+        at the window's very start: without this they would seem to lie before it. No task starts before its request
+        was sent, so the earliest pair that contradicts this gives the error.
+        """
+        times: dict[int, list[float]] = {}
+        for at, prompt in sent:
+            times.setdefault(prompt, []).append(at)
+        errors = [0.0]
+        for at, prompt, _, _ in self.tasks:
+            wall = (self.clock_start_s or 0.0) + at
+            near = [one for one in times.get(prompt, ()) if abs(one - wall) < CLOCK_ERROR_S]
+            if len(near) == 1:
+                errors.append(near[0] - wall)
+        return max(errors)
 
 
 def read_engine_log(path: Path) -> EngineLog:
@@ -118,6 +148,9 @@ class _LogReader:
         elif "found better prompt with f_keep" in line:
             self.restored = True
             self.log.restored_from_host += 1
+        elif fill := _FILL.search(line):
+            self.log.host_used_bytes = max(float(fill[1]) * MIB, self.log.host_used_bytes or 0.0)
+            self.log.host_limit_bytes = float(fill[2]) * MIB
         elif "saving prompt with length" in line:
             self.log.saved_to_host += 1
         elif task := _TASK.search(line):

@@ -1,0 +1,70 @@
+# `make demo` and `make test` set up everything they need by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit end-to-end lock schema clean
+
+help:
+	@echo 'make demo   run the demo sweep and print its comparison'
+	@echo 'make test   lint and run all tests'
+	@echo 'make lock   pin the dependencies of pyproject.toml anew'
+	@echo 'make clean  remove environments and results'
+
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
+	@[ -x $(BIN)/python ] && $(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
+	  { echo 'This Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements.lock)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements $<
+	@touch $@
+endef
+
+$(VENV)/run: requirements.lock
+	@echo 'Preparing $(VENV) (once) ...'
+	$(environment)
+
+$(VENV)/test: requirements-dev.lock | $(VENV)/run
+	@echo 'Preparing $(VENV) for the tests (once) ...'
+	$(environment)
+
+# flock: whoever holds it is the only demo here, so a lock that a killed Snakemake left behind can be removed.
+demo: $(VENV)/run
+	@flock --nonblock --close $(VENV)/demo.lock $(SHELL) -c '\
+	  $(BIN)/snakemake --unlock --quiet all && \
+	  $(BIN)/snakemake --cores all --rerun-incomplete --quiet host reason rules && \
+	  { [ results/report.html -nt results/summary.md ] || $(BIN)/snakemake --report results/report.html --quiet all; }' \
+	  || { [ $$? -ne 1 ] || echo 'The demo did not finish, or another one is running here.' >&2; exit 1; }
+	@cat results/summary.md
+	@echo; echo 'Figures: results/figures/   Report: results/report.html   Table: results/metrics.csv'
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+unit: $(VENV)/test
+	$(BIN)/python -m pytest tests/unit
+
+end-to-end: $(VENV)/test
+	$(BIN)/python -m pytest tests/end_to_end
+
+test: lint
+	$(BIN)/python -m pytest tests
+
+lock: $(VENV)/run
+	$(BIN)/uv pip compile --universal --python-version 3.11 --no-annotate --quiet --custom-compile-command 'make lock' \
+	  pyproject.toml --output-file requirements.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 --no-annotate --quiet --custom-compile-command 'make lock' \
+	  --extra dev --constraint requirements.lock pyproject.toml --output-file requirements-dev.lock
+
+schema: $(VENV)/run
+	$(BIN)/python -c "from workflow.config import config_schema; print(config_schema(), end='')" > configs/config.schema.json
+
+clean:
+	rm -rf $(VENV) .envs .snakemake results/*/ results/*.*sv results/*.parquet results/*.html results/summary.md
