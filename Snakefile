@@ -63,6 +63,8 @@ localrules:
     model,
     plan,
     point_metrics,
+    report_page,
+    timeline,
     trace_set,
 
 
