@@ -1,6 +1,13 @@
 """READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/, results/timelines/, results/report.html."""
 
 
+localrules:
+    figure,
+    timeline,
+    report_page,
+    figures,
+
+
 rule figure:
     input:
         modules=FIGURE_MODULES,

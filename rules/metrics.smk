@@ -1,6 +1,11 @@
 """READS results/runs/<point>/run.json and its artefacts. WRITES results/metrics/<point>.* and results/metrics.{csv,parquet}."""
 
 
+localrules:
+    point_metrics,
+    metrics,
+
+
 rule point_metrics:
     input:
         modules=METRICS_MODULES,
