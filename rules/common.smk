@@ -25,6 +25,7 @@ METRICS_MODULES = sorted(
     for name in (
         "metrics",
         "measured",
+        "timeline",
         "definitions",
         "evidence",
         "verdict",

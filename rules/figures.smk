@@ -3,7 +3,7 @@
 
 localrules:
     figure,
-    timeline,
+    timelines,
     report_page,
     figures,
 
@@ -32,24 +32,21 @@ rule figure:
         "../scripts/draw_figure.py"
 
 
-rule timeline:
+# One job for all points: a job for each would double what a dry run of a large sweep takes.
+rule timelines:
     input:
-        modules=["workflow/timeline.py", "workflow/figures/timesheet.py"],
-        point=ancient("results/points/{point}.json"),
-        run="results/runs/{point}/run.json",
+        modules=FIGURE_MODULES,
+        tables=collect("results/timelines/{point}.parquet", point=wanted_points()),
     output:
-        table="results/timelines/{point}.parquet",
-        svg="results/timelines/{point}.svg",
+        collect("results/timelines/{point}.svg", point=wanted_points()),
     log:
-        "results/logs/timelines/{point}.log",
+        "results/logs/timelines.log",
     conda:
         "../environment.yml"
-    params:
-        limits=SWEEP.config.limits.model_dump_json(),
     message:
-        "Draw {wildcards.point} over time"
+        "Draw the points over time"
     script:
-        "../scripts/draw_timeline.py"
+        "../scripts/draw_timelines.py"
 
 
 rule report_page:
