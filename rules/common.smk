@@ -132,6 +132,11 @@ def due_points():
     return [point for point in SWEEP.points if point in due]
 
 
+def caption(figure):
+    """Return what stands below a figure in a report."""
+    return Path(f"workflow/captions/{figure}.rst").read_text().strip()
+
+
 def refused_points():
     """Return the points that preflight refuses; each fails without a queue, so that the sweep does not look complete."""
     return [] if SWEEP.config.partial else list(SWEEP.doomed)

@@ -17,7 +17,8 @@ rule figure:
     output:
         svg=report(
             "results/figures/{figure}.svg",
-            caption="../workflow/captions/{figure}.rst",
+            # A caption file takes no wildcard, so one file shows the text that stands in the parameters.
+            caption="../workflow/captions/any.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),
@@ -26,6 +27,8 @@ rule figure:
         "results/logs/figures/{figure}.log",
     conda:
         "../environment.yml"
+    params:
+        caption=lambda wildcards: caption(wildcards.figure),
     message:
         "Draw {wildcards.figure}"
     script:

@@ -40,7 +40,7 @@ def test_two_clusters_six_points_one_fails_twice_and_then_works(checkout):
 
 def test_the_second_executor(checkout):
     """The same sweep through cluster-generic, with the submit command that the docs show."""
-    pytest.importorskip("snakemake_executor_plugin_cluster_generic")
+    pytest.importorskip("snakemake_executor_plugin_cluster_generic", reason="make test-slurm installs the plugin")
     code, said = checkout.snakemake(
         "--profile", "configs/profiles/cluster-generic", "--jobs", "6", "--until", "run_point"
     )
