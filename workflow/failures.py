@@ -216,6 +216,11 @@ SIGNATURES: tuple[Signature, ...] = (
         "the client's dataset took too long to build; the second time it is there",
     ),
     _s(
+        r"(?i)\bwatchdog timeout",
+        _C.STALLED,
+        "the engine's own watchdog ended a scheduler that made no progress",
+    ),
+    _s(
         r"action=client_expired",
         _C.SIDECAR_DIED,
         "the Mooncake master dropped a client; one master serves one point",

@@ -53,9 +53,14 @@ def lease(out: Path, attempt: str) -> Iterator[threading.Event]:
         said, since = False, 0.0
         while not done.wait(0.2):
             since += 0.2
-            if since >= BEAT_S or (stopping.is_set() and not said):
-                _write_lease(path, mine, stopping.is_set())
-                said, since = stopping.is_set(), 0.0
+            # A full disk or a server that is away for a while must not end the beat for good.
+            with contextlib.suppress(OSError):
+                if stopping.is_set() and not said:
+                    _write_lease(path, mine, stopping=True)
+                    said = True
+                elif since >= BEAT_S:
+                    os.utime(path)
+                    since = 0.0
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -67,7 +72,7 @@ def lease(out: Path, attempt: str) -> Iterator[threading.Event]:
         path.unlink(missing_ok=True)
 
 
-def _write_lease(path: Path, mine: Lease, stopping: bool) -> None:
+def _write_lease(path: Path, mine: Lease, *, stopping: bool) -> None:
     write_atomic(path, mine.model_copy(update={"stopping": stopping}).model_dump_json().encode())
 
 

@@ -111,8 +111,14 @@ def sweep(token: str, grace_s: float = 3.0) -> list[str]:
             swept.append(f"{process.pid} {' '.join(process.cmdline()[:6])}")
             process.terminate()
     psutil.wait_procs(found, timeout=grace_s)
-    # A process may fork while it is being looked for: look until nothing is left.
-    while left := list(marked(token)):
+    # A process may fork while it is being looked for, and shows no environment while it becomes another program: look
+    # until nothing is seen twice in a row.
+    clear = 0
+    while clear < 2:
+        left = list(marked(token))
+        clear = 0 if left else clear + 1
+        if not left:
+            time.sleep(0.05)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

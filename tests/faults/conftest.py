@@ -128,6 +128,15 @@ class Bench:
         """Wait until a replay of this bench has so many records."""
         wait_for(lambda: self.out.is_dir() and self.attempts and len(self.records()) >= number, deadline_s, "a replay")
 
+    def wait_for_client_line(self, text: str, deadline_s: float = 90.0) -> None:
+        """Wait until the replay client has said something."""
+
+        def said() -> bool:
+            logs = list(self.out.glob("*/client/logs/aiperf.log"))
+            return bool(logs) and text in logs[-1].read_text(errors="replace")
+
+        wait_for(said, deadline_s, text)
+
     def pid_of(self, name: str) -> int:
         """Return the pid of a running service or of the client of this bench's last attempt."""
         for process in processes.marked(self.attempts[-1].name):
@@ -202,7 +211,9 @@ def prepared(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkou
     targets = {f"results/traces/{point.trace.key}/trace_set.json" for point in points}
     targets |= {f"results/models/{point.model_key}/model.json" for point in points}
     targets |= {f".envs/{key}/environment.json" for point in points for key in point.environments.values()}
-    checkout.snakemake("--", *sorted(targets))
+    # An environment that is there already has no job that could make it again.
+    if missing := sorted(target for target in targets if not (checkout.root / target).exists()):
+        checkout.snakemake("--", *missing)
     return checkout
 
 
