@@ -87,7 +87,7 @@ class Launcher:
         own = [(str(path), mode) for path, mode in self.mounts]
         return (*own, *((path, "ro") for path in self.cluster.mounts))
 
-    def _imported(self, suffix: str) -> Path | None:
+    def _imported(self, suffix: str) -> str | None:
         """Return the imported image; None where the cluster names no folder of them."""
         if self.cluster.images is None:
             return None
@@ -98,7 +98,7 @@ class Launcher:
                 file=path,
                 do=f"import it once: {import_command(self.cluster.launcher, self.image, path)}",
             )
-        return path
+        return str(path)
 
 
 def inside(argv: tuple[str, ...], env: Mapping[str, str], unset: tuple[str, ...]) -> tuple[str, ...]:
