@@ -1,7 +1,7 @@
 """Evidence -> the class of a failed attempt and its first cause. Pure, except for writing the record."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,40 +13,54 @@ class FailureClass(StrEnum):
     """Why an attempt left nothing to measure. The class decides whether another try is worth its cost."""
 
     CONFIGURATION = "configuration"
-    """A part is missing or does not fit; the same again cannot work."""
     VERSION_MISMATCH = "version_mismatch"
-    """Another version serves than the search space declares."""
     ENGINE_NOT_READY = "engine_not_ready"
     ENGINE_DIED = "engine_died"
     ENGINE_BUG = "engine_bug"
-    """A known defect of this version of an engine or store; the same again meets it again."""
     SIDECAR_DIED = "sidecar_died"
     STALLED = "stalled"
-    """The server was healthy, had requests and gave no token."""
     ERROR_STORM = "error_storm"
-    """Request after request failed."""
     CLIENT_FAILED = "client_failed"
     OUT_OF_TIME = "out_of_time"
     INTERRUPTED = "interrupted"
     ALREADY_RUNNING = "already_running"
     TIME_LIMIT = "time_limit"
-    """The scheduler ended the job at its time limit."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The job, or the engine in it, took more host memory than was asked for."""
     CANCELLED = "cancelled"
-    """Somebody cancelled the job, and it was not this sweep's own Ctrl-C."""
     NODE_FAILURE = "node_failure"
     PREEMPTED = "preempted"
     SUBMIT_REFUSED = "submit_refused"
-    """The scheduler did not take the job: a partition, account, QOS or limit that does not fit."""
     IMAGE_PULL = "image_pull"
-    """The container image could not be fetched."""
     NODE_UNFIT = "node_unfit"
-    """Something on this node is in the way: shared memory, a network rail, a GPU. Another node may do."""
     OUTPUT_NOT_WRITTEN = "output_not_written"
-    """A file could not be written: a full disk, a quota, a folder without permission."""
     UNKNOWN = "unknown"
-    """None of the above; the logs and the first cause are kept all the same."""
+
+
+# What each class means; docs/failures.md is made of it.
+MEANING: Mapping[FailureClass, str] = {
+    FailureClass.CONFIGURATION: "A part is missing or does not fit; the same again cannot work.",
+    FailureClass.VERSION_MISMATCH: "Another version serves than the search space declares.",
+    FailureClass.ENGINE_NOT_READY: "A service did not get ready in its time, or answered a probe without a token.",
+    FailureClass.ENGINE_DIED: "The engine ended by itself or was killed.",
+    FailureClass.ENGINE_BUG: "A known defect of this version of an engine or store; the same again meets it again.",
+    FailureClass.SIDECAR_DIED: "A store or router beside the engine ended.",
+    FailureClass.STALLED: "The server was healthy, had requests and gave no token.",
+    FailureClass.ERROR_STORM: "Request after request failed.",
+    FailureClass.CLIENT_FAILED: "The replay client left no summary, or one without a successful request.",
+    FailureClass.OUT_OF_TIME: "The replay client ran longer than warm-up, window and drain may take.",
+    FailureClass.INTERRUPTED: "A signal, or the end of the process that started the job.",
+    FailureClass.ALREADY_RUNNING: "Another job measures this point right now; its id is in the message.",
+    FailureClass.TIME_LIMIT: "The scheduler ended the job at its time limit; the next try asks for more.",
+    FailureClass.OUT_OF_MEMORY: "The job, or the engine in it, took more host memory than was asked for.",
+    FailureClass.CANCELLED: "Somebody cancelled the job, and it was not this sweep's own Ctrl-C.",
+    FailureClass.NODE_FAILURE: "The scheduler lost the node.",
+    FailureClass.PREEMPTED: "The scheduler gave the node to another job.",
+    FailureClass.SUBMIT_REFUSED: "The scheduler did not take the job: a partition, account, QOS or limit does not fit.",
+    FailureClass.IMAGE_PULL: "The container image could not be fetched.",
+    FailureClass.NODE_UNFIT: "Something on this node is in the way: shared memory, a network rail, a GPU.",
+    FailureClass.OUTPUT_NOT_WRITTEN: "A file could not be written: a full disk, a quota, a missing permission.",
+    FailureClass.UNKNOWN: "None of the above; the logs and the first cause are kept all the same.",
+}
 
 
 WORTH_RETRYING = frozenset(
@@ -308,3 +322,17 @@ def last_failure(folder: Path, point: str) -> Failure | None:
     """Return the newest record of a point's failures, or None."""
     records = [Failure.read(path) for path in folder.glob(f"{point}.*.json")]
     return max(records, key=lambda record: record.unix_s, default=None)
+
+
+def classes_table() -> str:
+    """Return the table of classes for docs/failures.md."""
+    lines = ["| class | what it means | tried again |", "|---|---|---|"]
+    lines += [f"| `{one}` | {MEANING[one]} | {'yes' if one in WORTH_RETRYING else 'no'} |" for one in FailureClass]
+    return "\n".join(lines)
+
+
+def known_table() -> str:
+    """Return the table of known faults for docs/failures.md."""
+    lines = ["| known fault | class |", "|---|---|"]
+    lines += [f"| {one.says[0].upper()}{one.says[1:]} | `{one.failure_class}` |" for one in SIGNATURES]
+    return "\n".join(lines)

@@ -114,7 +114,7 @@ def test_torn_records_are_published_as_they_are(bench):
     assert bench.published().client_exit_code == 0
 
 
-def test_requests_for_a_model_that_is_not_there_are_not_tried_again(bench):
+def test_requests_for_a_model_that_is_not_there_end_the_replay(bench):
     wrong = bench.engine("--good", "12", "--then", "refuse").with_replay(duration_s=60.0)
     assert wrong.run() == 1
     failure = bench.failure()

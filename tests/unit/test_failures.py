@@ -1,16 +1,21 @@
 """Logs of failed attempts -> class and first cause. Cases of public reports carry their ids (V: vLLM, L: LMCache,
 M: Mooncake and SGLang HiCache, P: load generators, D: InferenceX)."""
 
+import re
+
 import pytest
 
 from workflow.contract import InputError
 from workflow.failures import (
+    MEANING,
     SIGNATURES,
     WORTH_RETRYING,
     Failure,
     FailureClass,
+    classes_table,
     diagnose,
     first_cause,
+    known_table,
     last_failure,
 )
 
@@ -192,3 +197,20 @@ def test_a_record_of_another_version_is_refused_by_name(tmp_path):
     path.write_text(record("p", "a", 1.0).to_json().replace('"schema_version": 1', '"schema_version": 9'))
     with pytest.raises(InputError, match="newer or unknown version 9"):
         last_failure(tmp_path, "p")
+
+
+def test_the_tables_in_the_docs_are_current(project):
+    text = (project / "docs/failures.md").read_text()
+    assert classes_table() in text
+    assert known_table() in text
+    assert set(MEANING) == set(FailureClass)
+
+
+def test_the_docs_list_every_injected_fault_and_no_other(project):
+    listed = re.findall(r"\| `(test_\w+)` \|$", (project / "docs/failures.md").read_text(), re.MULTILINE)
+    written = [
+        name
+        for path in sorted((project / "tests/faults").glob("test_*.py"))
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    ]
+    assert sorted(set(listed)) == sorted(set(written))
