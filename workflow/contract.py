@@ -69,6 +69,7 @@ class Reason(StrEnum):
     TOKENS_DISAGREE = "server_and_client_tokens_disagree"
     KV_INTEGRITY = "kv_integrity"
     DEGRADED = "offload_degraded"
+    CLOCK_JUMP = "clock_jump"
 
 
 class Strict(BaseModel):
