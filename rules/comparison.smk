@@ -1,9 +1,13 @@
-"""READS results/metrics.parquet and the requests of each point. WRITES results/comparison.csv and results/summary.md."""
+"""READS results/metrics.parquet and the requests of each point. WRITES results/{comparison,arms,explanations,fairness}.csv, results/summary.md."""
+
+
+localrules:
+    comparison,
 
 
 rule comparison:
     input:
-        module="workflow/comparison.py",
+        modules=COMPARISON_MODULES,
         table="results/metrics.parquet",
         points=collect("results/points/{point}.json", point=SWEEP.points),
         requests=collect(
@@ -11,7 +15,7 @@ rule comparison:
         ),
     output:
         pairs="results/comparison.csv",
-        arms="results/comparison_arms.csv",
+        arms="results/arms.csv",
         explanations="results/explanations.csv",
         fairness="results/fairness.csv",
         summary="results/summary.md",

@@ -1,16 +1,24 @@
-"""READS results/metrics.parquet and results/comparison.csv. WRITES results/figures/<figure>.{svg,png}."""
+"""READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/, results/timelines/, results/report.html."""
+
+
+localrules:
+    figure,
+    timelines,
+    report_page,
+    figures,
 
 
 rule figure:
     input:
-        module="workflow/figures.py",
-        style="workflow/style.py",
+        modules=FIGURE_MODULES,
         table="results/metrics.parquet",
-        comparison="results/comparison.csv",
+        pairs="results/comparison.csv",
+        arms="results/arms.csv",
     output:
         svg=report(
             "results/figures/{figure}.svg",
-            caption="../workflow/captions/{figure}.rst",
+            # A caption file takes no wildcard, so one file shows the text that stands in the parameters.
+            caption="../workflow/captions/any.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),
@@ -19,10 +27,54 @@ rule figure:
         "results/logs/figures/{figure}.log",
     conda:
         "../environment.yml"
+    params:
+        caption=lambda wildcards: caption(wildcards.figure),
     message:
         "Draw {wildcards.figure}"
     script:
         "../scripts/draw_figure.py"
+
+
+# One job for all points: a job for each would double what a dry run of a large sweep takes.
+rule timelines:
+    input:
+        modules=FIGURE_MODULES,
+        tables=collect("results/timelines/{point}.parquet", point=wanted_points()),
+    output:
+        collect("results/timelines/{point}.svg", point=wanted_points()),
+    log:
+        "results/logs/timelines.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Draw the points over time"
+    script:
+        "../scripts/draw_timelines.py"
+
+
+rule report_page:
+    input:
+        modules=["workflow/report.py", "workflow/templates/report.html.j2"],
+        changelog=SWEEP.config.changelog.file,
+        points=collect("results/points/{point}.json", point=SWEEP.points),
+        table="results/metrics.parquet",
+        pairs="results/comparison.csv",
+        explanations="results/explanations.csv",
+        fairness="results/fairness.csv",
+        metrics=collect("results/metrics/{point}.json", point=wanted_points()),
+        runs=collect("results/runs/{point}/run.json", point=wanted_points()),
+        figures=collect("results/figures/{figure}.svg", figure=FIGURES),
+        timelines=collect("results/timelines/{point}.svg", point=wanted_points()),
+    output:
+        page="results/report.html",
+    log:
+        "results/logs/report.log",
+    conda:
+        "../environment.yml"
+    message:
+        "Write the report"
+    script:
+        "../scripts/write_report.py"
 
 
 rule figures:
@@ -31,3 +83,4 @@ rule figures:
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),
         "results/summary.md",
+        "results/report.html",

@@ -33,8 +33,16 @@ class Allocation:
 
     @property
     def runtime(self) -> str:
-        """Return the time limit with its unit, `90m`: a bare number means minutes to some and hours to others."""
+        """Return the time limit with its unit, `90m`; a bare number is minutes to one program and hours to another."""
         return f"{self.runtime_min}m"
+
+    @property
+    def summary(self) -> str:
+        """Return all of it in one line, for whoever reads the dry run before it costs anything."""
+        named = {"account": self.account, "qos": self.qos, "constraint": self.constraint}
+        parts = [self.partition, self.gres, f"{self.cores} cores", f"{self.memory_mib} MiB", self.runtime]
+        parts += [f"{name} {value}" for name, value in named.items() if value]
+        return ", ".join(part for part in (*parts, self.extra) if part)
 
 
 def needed_s(point: Point, slurm: Slurm, attempt: int = 1) -> float:

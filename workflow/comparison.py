@@ -8,6 +8,7 @@ the same sessions there is noise too; repeats show it, and a difference inside i
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -66,7 +67,7 @@ class _Side:
     planned: pd.DataFrame
     sample: Sample | None
 
-    @property
+    @cached_property
     def counts(self) -> dict[str, int]:
         requests = 0 if self.sample is None else len(self.sample.sessions)
         sessions = 0 if self.sample is None else self.sample.session_count
@@ -278,6 +279,22 @@ def verdict(
         return "no difference" if noise_high - 1.0 <= NEGLIGIBLE else "not enough data", equal
     won = (high < 1.0) == (better == "lower")
     return "better" if won else "worse", "" if noise_low is not None else "noise between runs not known"
+
+
+# --------------------------------------------------------------------------------------------------- the frontier
+def pareto_front(x: pd.Series, y: pd.Series) -> pd.Series:
+    """Return which points are on the front where more of both is better.
+
+    Strict dominance: a point is off it only if another has as much of both and more of one, so points that are equal
+    stay together. NaN is never on it.
+    """
+    known = x.notna() & y.notna()
+    flags = [
+        bool(known.iloc[i])
+        and not bool((known & (x >= x.iloc[i]) & (y >= y.iloc[i]) & ((x > x.iloc[i]) | (y > y.iloc[i]))).any())
+        for i in range(len(x))
+    ]
+    return pd.Series(flags, index=x.index, dtype=bool)
 
 
 # ------------------------------------------------------------------------------------------------------ in words

@@ -106,6 +106,9 @@ SHORT_NAMES = {"base": ("changelog", "base"), "entries": ("changelog", "entries"
 """Names for `--config` -> section and key that they set."""
 
 
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+
+
 def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
     """Merge config files, later ones winning, and `--config` overrides.
 
@@ -122,8 +125,10 @@ def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
         # Each file is checked alone first: after the merge nobody knows which line a value came from.
         yamlfile.validate(Config, data, path)
         _merge(merged, data)
-    for key, value in overrides.items():
+    for key, given in overrides.items():
         section, name = SHORT_NAMES.get(key, (None, key))
+        # Snakemake hands `partial=true` over as text.
+        value = _WORDS.get(given, given) if isinstance(given, str) else given
         _merge(merged, {name: value} if section is None else {section: {name: value}})
     return yamlfile.validate(Config, merged, Path("--config"))
 

@@ -6,6 +6,7 @@ requests would give intervals that are far too narrow; sessions are resampled, e
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ class Sample:
     spans: pd.DataFrame
     """One row a session and repeat: session, span_s (seconds from its first start to its last end)."""
 
-    @property
+    @cached_property
     def session_count(self) -> int:
         """Return how many sessions this arm got to."""
         return int(np.unique(self.sessions).size)
@@ -251,10 +252,19 @@ def interval(draws: Floats, sessions: int) -> tuple[float, float] | None:
     known = draws[np.isfinite(draws)]
     if sessions < 2 or known.size < 0.95 * draws.size:
         return None
-    t = float(stats.t.ppf((1 + CONFIDENCE) / 2, sessions - 1))
-    tail = float(stats.norm.cdf(-np.sqrt(sessions / (sessions - 1)) * t))
+    tail = _tail(sessions)
     low, high = np.quantile(known, [tail, 1 - tail])
     return float(low), float(high)
+
+
+@cache
+def _tail(sessions: int) -> float:
+    return float(stats.norm.cdf(-np.sqrt(sessions / (sessions - 1)) * _t(sessions - 1)))
+
+
+@cache
+def _t(freedom: int) -> float:
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 # ------------------------------------------------------------------------------------------------ noise of repeats
@@ -269,7 +279,7 @@ class Noise:
 
     def band(self, repeats: int, other: int) -> tuple[float, float]:
         """Return the 95 % range of the ratio of two arms that are the same (A/A), with so many repeats each."""
-        width = float(stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom)) * self.log_sd * np.sqrt(1 / repeats + 1 / other)
+        width = _t(self.freedom) * self.log_sd * np.sqrt(1 / repeats + 1 / other)
         return float(np.exp(-width)), float(np.exp(width))
 
 

@@ -193,7 +193,8 @@ def cause_of(job: Job, log: str, own_uid: int | None = None) -> Cause | None:
     if job.state == "COMPLETED":
         return None
     lines = [(kind, match[0]) for kind, pattern in _LOG_LINES if (match := re.search(pattern, log, re.IGNORECASE))]
-    by_state = _STATES.get(job.state)
+    # A node that is lost while it starts a job leaves the job FAILED, with this reason.
+    by_state = FailureClass.NODE_FAILURE if job.reason == "JobLaunchFailure" else _STATES.get(job.state)
     if lines and lines[0][0] == FailureClass.OUT_OF_MEMORY:
         return Cause(*_said(job, lines[0][0], lines[0][1], own_uid))
     if by_state is not None:

@@ -1,6 +1,7 @@
 """A published run -> its metrics, judged with what the point declared; and all points -> one flat table."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from workflow.failures import last_failure
 from workflow.metrics import PointMetrics, measure, table
 from workflow.points import Point, topology
 from workflow.runs import Run
+from workflow.timeline import timeline
 
 
 def context_for(point: Point, run: Run, limits: Limits) -> Context:
@@ -51,6 +53,12 @@ def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[Point
                 do=f"delete {run_file} to measure the point again",
             )
     return measure(folder, context_for(point, run, limits))
+
+
+def timeline_of_run(point_file: Path, run_file: Path, limits: Limits) -> pd.DataFrame:
+    """Return a run over time, with the columns of `workflow.timeline`."""
+    point, run = Point.read(point_file), Run.read(run_file)
+    return timeline(run_file.parent / run.attempt, context_for(point, run, limits))
 
 
 POINT_COLUMNS = (
@@ -117,3 +125,22 @@ def _seen(run: Run | None) -> dict[str, Any]:
         "started_unix_s": run.started_unix_s,
         "bus_limit_gb_per_s": Context.model_fields["bus_limit_gb_per_s"].default,
     }
+
+
+def main() -> int:
+    """Reduce one run: POINT RUN LIMITS_JSON METRICS REQUESTS TIMELINE, the last three being written."""
+    point, run, metrics_file, requests_file, timeline_file = (Path(sys.argv[i]) for i in (1, 2, 4, 5, 6))
+    try:
+        limits = Limits.model_validate_json(sys.argv[3])
+        metrics, requests = measure_run(point, run, limits)
+        requests.to_parquet(requests_file)
+        timeline_of_run(point, run, limits).to_parquet(timeline_file, index=False)
+        metrics.write(metrics_file)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

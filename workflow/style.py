@@ -18,17 +18,24 @@ SOURCE_COLOURS: Mapping[str, str] = {
     "peer": "#56B4E9",
     "computed": "#BBBBBB",
 }
-STATUS_COLOURS: Mapping[str, str] = {"ok": "#009E73", "invalid": "#E69F00", "failed": "#D55E00", "missing": "#BBBBBB"}
+DIRECTION_COLOURS: Mapping[str, str] = {"host": "#56B4E9", "device": "#0072B2"}
+LINE_COLOURS = ("#0072B2", "#E69F00", "#009E73")
+VERDICT_COLOURS: Mapping[str, str] = {"better": "#00704F", "worse": "#B34700"}
+STATUS_COLOURS: Mapping[str, str] = {"ok": "#009E73", "missing": "#BBBBBB", "invalid": "#E69F00", "failed": "#D55E00"}
+"""From good to bad."""
 
 SETTINGS: Mapping[str, Any] = {
     "figure.dpi": 120,
     "savefig.dpi": 160,
-    "font.family": "DejaVu Sans",
+    # A list, so that a browser without the first font takes another one without serifs.
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#E5E5E5",
     "legend.frameon": False,
     "lines.linewidth": 1.6,
@@ -61,6 +68,12 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 def render(figure: Figure, file_format: str) -> bytes:
     """Return a figure as `svg` or `png` bytes without a date, the same for the same figure."""
     stream = BytesIO()
+    engine = figure.get_layout_engine()
+    if engine is not None and figure.axes:
+        # Once: a second format would lay the figure out again, which takes most of the time.
+        with settings():
+            engine.execute(figure)
+        figure.set_layout_engine("none")
     metadata = {"Date": None} if file_format == "svg" else {"Software": None}
     with settings():
         figure.savefig(stream, format=file_format, metadata=metadata)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # A real Slurm of one node for the tests: slurmctld and slurmd without systemd, with pretend GPUs.
 #
-#   cluster.sh install        install the packages with apt (root)
+#   cluster.sh install        install the packages with apt (as root, or with sudo)
 #   cluster.sh start [DIR]    start it and print the exports that a client needs: eval "$(cluster.sh start DIR)"
 #   cluster.sh stop [DIR]     stop exactly what `start` started, by pid file, with its jobs
-#   cluster.sh slurmd [DIR]   start the node's daemon again (after a test has ended it)
+#   cluster.sh cut [DIR]      end the node as a power cut does: its daemon and all processes of its jobs
+#   cluster.sh slurmd [DIR]   start the node again
 #
 # Everything lies in DIR. It runs as root or as an ordinary user; jobs then run as that user.
 # CPUS, MEMORY_MB and GPUS are what the node advertises; it need not have them. PORT is the first of two ports.
@@ -61,8 +62,8 @@ SlurmctldPidFile=$dir/run/slurmctld.pid
 SlurmdPidFile=$dir/run/slurmd.pid
 SlurmctldLogFile=$dir/log/slurmctld.log
 SlurmdLogFile=$dir/log/slurmd.log
-# linuxproc loses processes of a cancelled job; cgroups are not there in a container.
-ProctrackType=proctrack/pgid
+# Cgroups are not there in a container. pgid would not count the memory of services, which have sessions of their own.
+ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -87,6 +88,8 @@ OverTimeLimit=0
 SlurmdParameters=config_overrides
 GresTypes=gpu
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$CPUS RealMemory=$MEMORY_MB Gres=gpu:$GPUS Feature=big State=UNKNOWN
+# Nodes that exist only to be excluded.
+NodeName=spare[1-2] NodeAddr=127.0.0.1 CPUs=1 State=DOWN
 PartitionName=gpu-a Nodes=$node Default=YES MaxTime=24:00:00 DefMemPerCPU=100 State=UP
 PartitionName=gpu-b Nodes=$node MaxTime=24:00:00 DefMemPerCPU=100 State=UP
 CONF
@@ -118,6 +121,18 @@ start() {
   echo "export PATH=$dir/bin:\$PATH"
 }
 
+of_jobs() { # print the pids of all processes of this cluster's jobs, Slurm's own step daemons included
+  local file names pid
+  for file in /proc/[0-9]*/environ; do
+    pid=${file//[^0-9]/}
+    names=$(cat "$file" 2> /dev/null | tr '\0' '\n') || continue
+    grep -qxF "SLURM_CONF=$SLURM_CONF" <<< "$names" || continue
+    if [ "$(cat "/proc/$pid/comm" 2> /dev/null)" = slurmstepd ] || grep -q '^SLURM_JOB_ID=' <<< "$names"; then
+      echo "$pid"
+    fi
+  done
+}
+
 stop() {
   if running slurmctld; then
     scancel --user="$user" || true
@@ -132,19 +147,37 @@ stop() {
     fi
     rm -f "$dir/run/$name.pid"
   done
+  # Without control groups Slurm loses a process whose parent has ended, such as after a lost node.
+  local pids
+  pids=$(of_jobs)
+  # shellcheck disable=SC2086
+  [ -z "$pids" ] || kill -KILL $pids 2> /dev/null || true
+}
+
+cut_power() {
+  # The daemon first, so that it cannot report how its jobs ended.
+  kill -KILL "$(cat "$dir/run/slurmd.pid")"
+  rm -f "$dir/run/slurmd.pid"
+  local pids
+  pids=$(of_jobs)
+  # shellcheck disable=SC2086
+  kill -KILL $pids 2> /dev/null || true
 }
 
 case $command in
   install)
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    sudo=()
+    [ "$(id -u)" = 0 ] || sudo=(sudo)
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       slurmctld slurmd slurm-client slurm-wlm-basic-plugins
     ;;
   start) start ;;
   stop) stop ;;
+  cut) cut_power ;;
   slurmd) running slurmd || slurmd -f "$SLURM_CONF" -N "$node" ;;
   *)
-    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

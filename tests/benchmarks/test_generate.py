@@ -1,0 +1,36 @@
+"""The benchmark's inputs are what they claim to be, and reading them needs memory for columns only."""
+
+import tracemalloc
+
+import pytest
+
+from tests.benchmarks.generate import write_records, write_server
+from workflow.readers.aliases import find
+from workflow.readers.records import read_records
+from workflow.readers.server_metrics import read_server_metrics
+
+
+def peak_bytes(read):
+    tracemalloc.start()
+    try:
+        result = read()
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_generated_records_are_read_as_they_were_meant(tmp_path):
+    write_records(tmp_path / "r.jsonl", 1000)
+    found, peak = peak_bytes(lambda: read_records(tmp_path / "r.jsonl", processes=1))
+    assert (found.warmup, found.failed, found.succeeded, found.unreadable) == (100, 4, 896, 0)
+    assert (tmp_path / "r.jsonl").stat().st_size / 1000 == pytest.approx(2800, rel=0.05)
+    # The read buffer of 1 MiB, and under 500 bytes a record where its line has 2,800.
+    assert peak < 2**20 + 1000 * 500
+
+
+def test_an_export_of_any_size_needs_the_memory_of_its_statistics(tmp_path):
+    write_server(tmp_path / "s.json", 40)
+    assert (tmp_path / "s.json").stat().st_size > 40_000_000
+    scrape, peak = peak_bytes(lambda: read_server_metrics(tmp_path / "s.json"))
+    assert find(scrape.series, "generation_tokens").value == 2.0
+    assert peak < 6_000_000

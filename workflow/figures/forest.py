@@ -1,0 +1,98 @@
+"""Which backend wins, by how much, and how sure."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from workflow.figures.panels import GREY, arms_of, empty, finish, hollow, log_ticks, styles_of, title_of
+from workflow.intervals import COMPARED
+from workflow.style import VERDICT_COLOURS, new_figure
+from workflow.verdict import CONTROL
+
+ARROWS = {"lower": "↓", "higher": "↑"}
+SHORT = {"better": "better", "worse": "worse", "no difference": "=", "not enough data": "?"}
+ROW_H = 0.15
+TITLE = "Ratio to the control by metric (bars: 95 % intervals over sessions)"
+
+
+def ratios(table: pd.DataFrame, pairs: pd.DataFrame) -> Figure:
+    """Draw the ratio of each arm to the control, a panel for each group and concurrency, with the noise of repeats."""
+    known = pairs[pairs["ratio"].notna() & (pairs["against"] == CONTROL)]
+    if known.empty:
+        return empty(table, TITLE, "No arm can be compared with a control; the verdict table says why.")
+    groups = [(str(group), rows) for group, rows in known.groupby("group", sort=False)]
+    columns = max(rows["concurrency"].nunique() for _, rows in groups)
+    heights = [rows["metric"].nunique() * (ROW_H * rows["arm"].nunique() + 0.13) + 1.0 for _, rows in groups]
+    figure = new_figure(2.3 + 2.7 * max(columns, 2), sum(heights) + 0.7)
+    panels = figure.subplots(len(groups), columns, squeeze=False, height_ratios=heights)
+    styles = styles_of(table)
+    for (group, rows), line in zip(groups, panels, strict=True):
+        cells = list(rows.groupby("concurrency"))
+        metrics = [one.name for one in COMPARED if one.name in set(rows["metric"])]
+        for axes in line[len(cells) :]:
+            axes.set_visible(False)
+        for axes, (concurrency, cell) in zip(line, cells, strict=False):
+            _panel(axes, cell, metrics, arms_of(rows), styles)
+            # Each group has one range, so that its panels can be compared by eye.
+            _log_scale(axes, rows)
+            axes.set_xlabel(f"arm / {CONTROL}, log scale")
+            if axes is line[0]:
+                better = dict(zip(rows["metric"], rows["better"], strict=True))
+                axes.set_yticks(range(len(metrics)), [f"{name} {ARROWS[better[name]]}" for name in metrics], size=7)
+                title_of(axes, group, table[table["group"] == group], f"concurrency {concurrency}")
+            else:
+                axes.set_yticks(range(len(metrics)), [""] * len(metrics))
+                axes.set_title(f"concurrency {concurrency}", loc="left", fontsize=7.5, color="#333333")
+    arms = [Line2D([], [], linestyle="-", label=arm, **styles[arm]) for arm in arms_of(known)]
+    handles: list[Line2D | Patch] = [
+        *arms,
+        hollow("not settled"),
+        Patch(color="#E4E4E4", label="noise between repeats"),
+    ]
+    figure.legend(
+        handles=handles, loc="outside right upper", title="↓ lower is better, ↑ higher is better", title_fontsize=7
+    )
+    return finish(figure, table, TITLE)
+
+
+def _panel(
+    axes: Axes, cell: pd.DataFrame, metrics: list[str], arms: list[str], styles: dict[str, dict[str, Any]]
+) -> None:
+    step = 0.8 / max(1, len(arms))
+    axes.grid(visible=False, axis="y")
+    for _, row in cell.iterrows():
+        y = metrics.index(row["metric"]) + step * (arms.index(row["arm"]) - (len(arms) - 1) / 2)
+        colour, sure = styles[row["arm"]]["color"], row["verdict"] in ("better", "worse")
+        if pd.notna(row["noise_low"]):
+            width = row["noise_high"] - row["noise_low"]
+            axes.add_patch(Rectangle((row["noise_low"], y - step / 2), width, step, color="#E4E4E4", lw=0, zorder=0))
+        if pd.notna(row["ratio_low"]):
+            axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color=colour, linewidth=1.3)
+        face = colour if sure else "white"
+        axes.plot(row["ratio"], y, styles[row["arm"]]["marker"], color=colour, markerfacecolor=face, markersize=4.5)
+        axes.annotate(
+            SHORT[row["verdict"]],
+            (1.01, y),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            size=6,
+            color=VERDICT_COLOURS.get(row["verdict"], GREY),
+        )
+    for i in range(1, len(metrics)):
+        axes.axhline(i - 0.5, color="#EEEEEE", linewidth=0.6, zorder=0)
+    axes.axvline(1.0, color="#444444", linewidth=0.9, zorder=1)
+    axes.set_ylim(len(metrics) - 0.5, -0.5)
+
+
+def _log_scale(axes: Axes, rows: pd.DataFrame) -> None:
+    values = rows[["ratio", "ratio_low", "ratio_high"]].to_numpy(np.float64)
+    low, high = min(float(np.nanmin(values)), 1.0) / 1.15, max(float(np.nanmax(values)), 1.0) * 1.15
+    ticks = log_ticks(low, high)
+    axes.set(xscale="log", xlim=(low, high))
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], size=7)
+    axes.minorticks_off()
