@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from workflow import processes
 from workflow.contract import Strict
 from workflow.failures import AttemptFailed, FailureClass
-from workflow.launchers import Launcher
+from workflow.launchers import Command, Launcher
 from workflow.parts import Parts
 from workflow.points import Point
-from workflow.processes import Managed
+from workflow.processes import Guard, Managed
 
 PROJECT = Path(__file__).resolve().parents[1]
 STOP_GRACE_S = 10.0
@@ -56,6 +58,9 @@ class Attempt:
     running: list[Managed] = field(default_factory=list)
     started: list[StartedService] = field(default_factory=list)
     phases_s: dict[str, float] = field(default_factory=dict)
+    guard: Guard | None = None
+    sessions: set[int] = field(default_factory=set)
+    """Pids of all processes that were started, each the leader of a session."""
     probe_spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Service -> stretches of its log, in bytes, that our own probe prompts caused: they prove nothing."""
 
@@ -91,6 +96,28 @@ class Attempt:
                 kind = FailureClass.ENGINE_DIED if process.name == "engine" else FailureClass.SIDECAR_DIED
                 raise AttemptFailed(kind, f"{process.name} {how_it_ended(process.popen.returncode)}")
 
+    def start(self, name: str, command: Command, unset: tuple[str, ...] = (), log: str | None = None) -> Managed:
+        """Start a process of the attempt; raises OSError if the program cannot be started."""
+        path = self.log_of(name) if log is None else self.folder / log
+        process = processes.start(
+            name,
+            command.argv,
+            command.env,
+            path,
+            self.name,
+            unset=unset,
+            after=command.after,
+            contained=command.contained,
+        )
+        self.sessions.add(process.popen.pid)
+        if self.guard is not None:
+            self.guard.watch(process)
+        return process
+
+    def members(self) -> list[psutil.Process]:
+        """Return the attempt's live processes."""
+        return processes.members(self.name, self.sessions)
+
     def url(self, port: str, path: str = "") -> str:
         """Return the address of one of the attempt's ports."""
         return f"http://127.0.0.1:{self.ports[port]}{path}"
@@ -121,7 +148,7 @@ class Attempt:
         """Stop the services in reverse order, with everything they started."""
         while self.running:
             processes.stop(self.running.pop(), STOP_GRACE_S)
-        if swept := processes.sweep(self.name):
+        if swept := processes.sweep(self.name, sessions=self.sessions):
             self.say(f"ended what was left behind: {'; '.join(swept)}")
 
 

@@ -23,6 +23,8 @@ class Command:
     """Variables of the started process itself."""
     after: tuple[str, ...] = ()
     """Command that ends what the process leaves with a daemon; run after every stop."""
+    contained: bool = False
+    """The service is started by a daemon, and is no descendant of the process."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,13 @@ class Launcher:
             return Command(argv, env)
         inner = inside(argv, {**env, **token}, unset)
         if kind == "pyxis":
-            return Command((*self._pyxis(), *inner), {})
+            return Command((*self._pyxis(), *inner), {}, contained=True)
         if kind == "apptainer":
             return Command((*self._apptainer(), *inner), {})
         container = "-".join((*token.values(), name))
-        return Command((*self._docker(container), *inner[1:]), {}, after=("docker", "rm", "--force", container))
+        return Command(
+            (*self._docker(container), *inner[1:]), {}, after=("docker", "rm", "--force", container), contained=True
+        )
 
     def _pyxis(self) -> tuple[str, ...]:
         mounts = ",".join(f"{path}:{path}:{mode}" for path, mode in self._mounts())

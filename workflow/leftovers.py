@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 
-from workflow import processes
 from workflow.contract import InputError, Strict, read_json, write_atomic
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place that is looked after, not a temporary file of ours
@@ -36,11 +35,6 @@ def used_bytes(shm: Path = SHM) -> int | None:
     return facts.f_frsize * (facts.f_blocks - facts.f_bfree)
 
 
-def held_by(token: str, shm: Path = SHM) -> set[str]:
-    """Return the names of files in /dev/shm that an attempt's processes have open or mapped."""
-    return {name for process in processes.marked(token) for name in _open_files(process.pid, shm)}
-
-
 def _open_files(pid: int, shm: Path) -> set[str]:
     names: set[str] = set()
     folder = Path(f"/proc/{pid}")
@@ -59,10 +53,10 @@ def _open_files(pid: int, shm: Path) -> set[str]:
     return {name for name in names if not name.endswith(" (deleted)")}
 
 
-def note(folder: Path, token: str, shm: Path = SHM) -> None:
-    """Add what an attempt's processes have open now to the ledger in its folder."""
+def note(folder: Path, members: Iterable[psutil.Process], shm: Path = SHM) -> None:
+    """Add what an attempt's processes have open or mapped now to the ledger in its folder."""
     known = {held.name: held for held in _ledger(folder)}
-    for name in held_by(token, shm):
+    for name in {name for process in members for name in _open_files(process.pid, shm)}:
         try:
             facts = (shm / name).stat()
         except OSError:

@@ -34,7 +34,7 @@ from workflow.failures import (
     diagnose,
     last_failure,
 )
-from workflow.launchers import Launcher
+from workflow.launchers import Command, Launcher
 from workflow.lease import lease, live_lease
 from workflow.parts import Parts, find_parts
 from workflow.points import Point
@@ -119,7 +119,7 @@ def replay_sessions(attempt: Attempt) -> tuple[tuple[str, ...], int, tuple[Findi
     log = attempt.log_of("client")
     env = {**plan.client_env, **replay.environment_variables(paths)}
     power = watch.start_power_samples(attempt)
-    client = processes.start("client", argv, env, log, attempt.name)
+    client = attempt.start("client", Command(argv, env))
     limit_s = settings.warmup_grace_s + settings.duration_s + settings.grace_s + SUMMARY_S
     sampler = watch.Sampler(attempt, client, paths.artefacts / replay.RECORDS)
     try:
@@ -155,7 +155,7 @@ def _watch(
             raise AttemptFailed(FailureClass.OUT_OF_TIME, f"the replay client still runs after {limit_s:.0f} s")
         if now - noted >= NOTE_SHM_S:
             noted = now
-            leftovers.note(attempt.folder, attempt.name)
+            leftovers.note(attempt.folder, attempt.members())
         if now - said >= 5.0:
             said = now
             state = replay.progress(log, artefacts)
@@ -236,12 +236,12 @@ def measure(attempt: Attempt) -> Run:
     warnings = startup.check_node(attempt)
     memory = startup.gpu_memory_used_shares()
     left_behind: list[str] = []
-    guard = Guard(attempt.name, PROJECT)
+    guard = attempt.guard = Guard(attempt.name, PROJECT)
     try:
         with attempt.phase("serve"):
             startup.serve(attempt)
         versions = startup.versions_of(attempt)
-        leftovers.note(attempt.folder, attempt.name)
+        leftovers.note(attempt.folder, attempt.members())
         with attempt.phase("probe"):
             answers = probe_before(attempt)
         scrape(attempt, "before")
@@ -250,7 +250,7 @@ def measure(attempt: Attempt) -> Run:
         scrape(attempt, "after")
         with attempt.phase("check"):
             words, changed = probe_after(attempt, answers)
-        leftovers.note(attempt.folder, attempt.name)
+        leftovers.note(attempt.folder, attempt.members())
     finally:
         attempt.stopping.set()
         with attempt.phase("stop"):

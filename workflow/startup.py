@@ -82,9 +82,7 @@ def _start(attempt: Attempt, service: Service) -> None:
     try:
         mark = {processes.TOKEN_VARIABLE: attempt.name}
         command = attempt.launcher.command(service.name, argv, env, service.unset, mark)
-        process = processes.start(
-            service.name, command.argv, command.env, log, attempt.name, unset=service.unset, after=command.after
-        )
+        process = attempt.start(service.name, command, service.unset)
     except (OSError, InputError) as error:
         raise AttemptFailed(FailureClass.CONFIGURATION, f"{service.name} cannot be started: {error}") from None
     attempt.running.append(process)

@@ -17,10 +17,11 @@ from typing import Any
 
 import psutil
 
-from workflow import endpoints, leftovers, processes
+from workflow import endpoints, leftovers
 from workflow.attempt import Attempt
 from workflow.contract import Finding, Reason
 from workflow.failures import AttemptFailed, FailureClass
+from workflow.launchers import Command
 from workflow.processes import Managed
 from workflow.readers.aliases import QUANTITIES
 
@@ -245,7 +246,7 @@ def keep_evidence(attempt: Attempt) -> None:
     folder.mkdir(exist_ok=True)
     lines = []
     tool = shutil.which("py-spy")
-    for process in processes.marked(attempt.name):
+    for process in attempt.members():
         try:
             about = [str(process.pid), process.status(), f"{process.num_threads()} threads", *process.cmdline()[:8]]
         except psutil.NoSuchProcess:
@@ -269,4 +270,4 @@ def start_power_samples(attempt: Attempt) -> Managed | None:
         return None
     fields = "timestamp,index,power.draw,temperature.gpu,clocks.sm,utilization.gpu,memory.used"
     argv = (tool, f"--query-gpu={fields}", "--format=csv", "--loop=1")
-    return processes.start("power", argv, {}, attempt.folder / "gpu_metrics.csv", attempt.name)
+    return attempt.start("power", Command(argv, {}), log="gpu_metrics.csv")

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.end_to_end.conftest import CONFIG, Checkout, copy_checkout, wait_for
-from workflow import leftovers, processes, runs
+from workflow import leftovers, runs
 from workflow.config import load_config
 from workflow.environments import Environment
 from workflow.failures import Failure, last_failure
@@ -115,9 +116,15 @@ class Bench:
         return runs.Run.read(self.out / "run.json")
 
     def left(self) -> list[str]:
-        """Return live processes of this bench's attempts; those of others on this machine are not ours to judge."""
-        attempts = self.attempts if self.out.is_dir() else []
-        return [str(process) for attempt in attempts for process in processes.marked(attempt.name)]
+        """Return live processes whose output goes to this bench: a sign that the product itself does not use."""
+        found = []
+        for process in psutil.process_iter():
+            for number in (1, 2):
+                with contextlib.suppress(OSError, psutil.Error):
+                    target = str(Path(f"/proc/{process.pid}/fd/{number}").readlink())
+                    if target.startswith(str(self.root)) and process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        return sorted(set(found))
 
     def records(self) -> list[str]:
         """Return the client's records of the last attempt."""
@@ -138,17 +145,12 @@ class Bench:
         wait_for(said, deadline_s, text)
 
     def pid_of(self, name: str) -> int:
-        """Return the pid of a running service or of the client of this bench's last attempt."""
-        for process in processes.marked(self.attempts[-1].name):
-            words = " ".join(process.cmdline())
-            store = "engine.py" in words and "--name" not in words
-            is_it = {
-                "client": "bin/aiperf" in words,
-                "store": store,
-                "engine": "--ctx-size" in words or "--name" in words,
-            }
-            if is_it[name]:
-                return process.pid
+        """Return the pid of a running service, or of the client's first process."""
+        log = str(self.attempts[-1] / f"{name}.log")
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if str(Path(f"/proc/{process.pid}/fd/1").readlink()) == log and os.getsid(process.pid) == process.pid:
+                    return process.pid
         raise AssertionError(f"no {name} runs")
 
 

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.end_to_end.conftest import wait_for
 from tests.faults.conftest import end
 from workflow.config import Limits
 from workflow.contract import Reason
@@ -52,6 +53,20 @@ def test_client_killed(real):
         end(job)
     assert real.failure().failure_class == FailureClass.CLIENT_FAILED
     assert len(real.records()) >= 4
+
+
+def test_sigkill_of_the_job_with_a_client_that_renames_itself(real):
+    job = real.with_replay(duration_s=120.0).start()
+    try:
+        real.wait_for_records(4)
+        assert len(real.left()) > 5
+        job.kill()
+        job.wait()
+    finally:
+        end(job)
+    wait_for(lambda: not real.left(), 15, f"the guard's sweep of {real.left()}")
+    assert len(real.records()) >= 4
+    (real.out / "lease.json").unlink()  # a rerun takes it over, see test_job.py
 
 
 def test_a_third_of_the_requests_fails_and_the_client_says_all_is_well(real):

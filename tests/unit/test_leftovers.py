@@ -43,7 +43,7 @@ def server(name, tmp_path):
 
 
 def test_a_file_of_a_killed_server_is_removed_once_it_is_gone(server, name, tmp_path):
-    note(tmp_path, server.token)
+    note(tmp_path, processes.members(server.token))
     assert remove([tmp_path]) == []
     assert (SHM / name).exists()
     processes.stop(server, 0.1)
@@ -52,7 +52,7 @@ def test_a_file_of_a_killed_server_is_removed_once_it_is_gone(server, name, tmp_
 
 
 def test_a_file_that_another_process_has_mapped_stays(server, name, tmp_path):
-    note(tmp_path, server.token)
+    note(tmp_path, processes.members(server.token))
     with (SHM / name).open("r+b") as stream:
         held = mmap.mmap(stream.fileno(), 8192)
     processes.stop(server, 0.1)
@@ -62,7 +62,7 @@ def test_a_file_that_another_process_has_mapped_stays(server, name, tmp_path):
 
 
 def test_another_file_of_the_same_name_stays(server, name, tmp_path):
-    note(tmp_path, server.token)
+    note(tmp_path, processes.members(server.token))
     processes.stop(server, 0.1)
     shutil.copy(SHM / name, SHM / f"{name}.new")
     (SHM / f"{name}.new").rename(SHM / name)
@@ -71,7 +71,7 @@ def test_another_file_of_the_same_name_stays(server, name, tmp_path):
 
 
 def test_a_file_of_another_node_stays(server, tmp_path, monkeypatch):
-    note(tmp_path, server.token)
+    note(tmp_path, processes.members(server.token))
     processes.stop(server, 0.1)
     monkeypatch.setattr(leftovers.socket, "gethostname", lambda: "another-host")
     assert remove([tmp_path]) == []
@@ -81,7 +81,7 @@ def test_a_file_of_another_node_stays(server, tmp_path, monkeypatch):
 
 def test_strangers_files_are_not_noted(name, tmp_path):
     (SHM / name).write_bytes(b"x")
-    note(tmp_path, "nobody")
+    note(tmp_path, processes.members("nobody"))
     assert not (tmp_path / leftovers.LEDGER).exists()
     assert remove([tmp_path]) == []
 

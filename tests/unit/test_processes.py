@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workflow import processes
-from workflow.processes import TOKEN_VARIABLE, Guard, free_ports, listener, marked, owns_port, start, stop, sweep
+from workflow.processes import TOKEN_VARIABLE, Guard, free_ports, listener, members, owns_port, start, stop, sweep
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_no_process_is_left_whatever_tree_a_service_grew(tmp_path_factory, tree)
         stop(process, grace_s=0.2)
     finally:
         sweep(token, grace_s=0.2)
-    assert not list(marked(token))
+    assert not members(token)
     assert not process.alive
 
 
@@ -77,9 +77,9 @@ def test_stop_asks_first_and_kills_after_the_grace(token, tmp_path):
 def test_stop_kills_a_group_whose_leader_is_gone(token, tmp_path):
     leader = sleeper("leader", token, tmp_path, "sleep 60 & exit 3")
     assert processes.wait_until(lambda: not leader.alive, 10)
-    assert list(marked(token))
+    assert members(token)
     assert stop(leader, grace_s=0.1) == 3
-    assert processes.wait_until(lambda: not list(marked(token)), 5)
+    assert processes.wait_until(lambda: not members(token), 5)
 
 
 def test_stop_runs_the_command_that_ends_what_a_daemon_holds(token, tmp_path):
@@ -129,17 +129,61 @@ def test_guard_sweeps_when_its_owner_is_killed(token, tmp_path, project):
     owner = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=project)
     assert owner.stdout.readline() == b"up\n"
     # While a process becomes another program it shows no environment for a moment.
-    assert processes.wait_until(lambda: list(marked(token)) != [], 10)
+    assert processes.wait_until(lambda: members(token) != [], 10)
     owner.kill()
     owner.wait()
-    assert processes.wait_until(lambda: not list(marked(token)), 20)
+    assert processes.wait_until(lambda: not members(token), 20)
+
+
+RENAMED = """
+import ctypes, os, sys, time
+# What setproctitle does: the memory of the environment is overwritten.
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+ctypes.memset(start, 0, end - start)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    time.sleep(60)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_that_renames_itself_is_found_by_its_session_and_its_children_by_their_parent(token, tmp_path):
+    process = start("renamed", (sys.executable, "-c", RENAMED), {}, tmp_path / "r.log", token)
+    assert processes.wait_until(lambda: "up" in process.log.read_text(), 20)
+    assert members(token) == [], "the mark is gone"
+    sessions = {process.popen.pid}
+    assert processes.wait_until(lambda: len(members(token, sessions)) == 3, 10)
+    sweep(token, grace_s=0.5, sessions=sessions)
+    assert members(token, sessions) == []
+    assert not process.alive
+
+
+def test_guard_sweeps_what_it_was_told_of_and_runs_the_last_command(token, tmp_path, project):
+    guard = Guard(token, project)
+    process = start(
+        "renamed",
+        (sys.executable, "-c", RENAMED),
+        {},
+        tmp_path / "r.log",
+        token,
+        after=("touch", str(tmp_path / "done")),
+    )
+    guard.watch(process)
+    assert processes.wait_until(lambda: "up" in process.log.read_text(), 20)
+    guard.close()
+    assert members(token, {process.popen.pid}) == []
+    assert (tmp_path / "done").exists()
 
 
 def test_guard_that_is_closed_has_swept(token, tmp_path, project):
     guard = Guard(token, project)
     sleeper("s", token, tmp_path)
     guard.close()
-    assert not list(marked(token))
+    assert not members(token)
 
 
 def test_free_ports_are_distinct_and_can_be_bound():
@@ -165,6 +209,6 @@ def test_the_owner_of_a_port_is_the_process_its_child_or_its_mark(token, tmp_pat
         sweep(f"{token}-other", grace_s=1)
 
 
-def test_marked_leaves_this_process_out(token, monkeypatch):
+def test_members_leaves_this_process_out(token, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, token)
-    assert os.getpid() not in [process.pid for process in marked(token)]
+    assert os.getpid() not in [process.pid for process in members(token)]
