@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slurm lint unit end-to-end lock schema clean
+.PHONY: help demo gallery test test-slurm lint unit end-to-end lock schema clean
 
 help:
-	@echo 'make demo   run the demo sweep and print its comparison'
-	@echo 'make test   lint and run all tests but those on Slurm'
-	@echo 'make test-slurm   install Slurm with apt if it is not there, and run the tests on a real one-node cluster'
-	@echo 'make lock   pin the dependencies of pyproject.toml anew'
-	@echo 'make clean  remove environments and results'
+	@echo 'make demo        run the demo sweep and print its comparison'
+	@echo 'make test        lint and run all tests but those on Slurm'
+	@echo 'make test-slurm  install Slurm with apt if it is not there, and run the tests on a real one-node cluster'
+	@echo 'make gallery     redraw all figures and reports of the committed example into results/gallery/'
+	@echo 'make lock        pin the dependencies of pyproject.toml anew'
+	@echo 'make clean       remove environments and results'
 
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,10 +38,14 @@ demo: $(VENV)/run
 	@flock --nonblock --close $(VENV)/demo.lock $(SHELL) -c '\
 	  $(BIN)/snakemake --unlock --quiet all && \
 	  $(BIN)/snakemake --cores all --rerun-incomplete --quiet host reason rules && \
-	  { [ results/report.html -nt results/summary.md ] || $(BIN)/snakemake --report results/report.html --quiet all; }' \
+	  { [ results/snakemake-report.html -nt results/summary.md ] || \
+	    $(BIN)/snakemake --report results/snakemake-report.html --quiet all; }' \
 	  || { [ $$? -ne 1 ] || echo 'The demo did not finish, or another one is running here.' >&2; exit 1; }
 	@cat results/summary.md
 	@echo; echo 'Figures: results/figures/   Report: results/report.html   Table: results/metrics.csv'
+
+gallery: $(VENV)/run
+	$(BIN)/python -m tests.examples.gallery results/gallery
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """Functions that the rules share. Nothing is planned or measured here: workflow/ does that."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from workflow.config import load_config
 from workflow.contract import InputError
 from workflow.gallery import FIGURES
 from workflow.jobs import queue as slurm_queue
+from workflow.patterns import prefix_tree_pattern
 from workflow.points import bill
 from workflow.sweep import measured, notices, plan_sweep, write_plan
 
@@ -26,6 +26,7 @@ METRICS_MODULES = sorted(
     for name in (
         "metrics",
         "measured",
+        "timeline",
         "definitions",
         "evidence",
         "verdict",
@@ -87,7 +88,7 @@ def load_holders():
 
 def any_of(names):
     """Return the pattern of a wildcard that is one of these names; one that matches nothing if there are none."""
-    return "|".join(re.escape(name) for name in names) or "(?!)"
+    return prefix_tree_pattern(list(names)) or "(?!)"
 
 
 def any_point(points):
@@ -130,6 +131,11 @@ def due_points():
         point for point in SWEEP.points if f"results/runs/{point}/run.json" in sys.argv
     }
     return [point for point in SWEEP.points if point in due]
+
+
+def caption(figure):
+    """Return what stands below a figure in a report."""
+    return Path(f"workflow/captions/{figure}.rst").read_text().strip()
 
 
 def refused_points():

@@ -5,6 +5,10 @@ never measured again, whatever was touched, edited or killed, unless it is named
 """
 
 
+localrules:
+    adopt_point,
+
+
 rule run_point:
     input:
         prepared_parts,
@@ -54,19 +58,3 @@ use rule run_point as adopt_point with:
 
 
 ruleorder: adopt_point > run_point
-
-
-# Only measuring needs a node; the rest is light, and compute nodes often have no network.
-localrules:
-    adopt_point,
-    all,
-    comparison,
-    environment,
-    figure,
-    figures,
-    metrics,
-    model,
-    point_metrics,
-    report_page,
-    timeline,
-    trace_set,

@@ -7,6 +7,11 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what tests can be asked to do."""
+    parser.addoption("--regenerate-images", action="store_true", help="write tests/images/ anew instead of comparing")
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """Return the checkout."""

@@ -177,8 +177,12 @@ class Slurm(Strict):
 class Cluster(Strict):
     """How a runner label of the search spaces maps to machines."""
 
-    launcher: Literal["bare"]
-    """How a service's command is started on a node."""
+    launcher: Literal["bare", "pyxis", "apptainer", "docker"]
+    """How a service's command is started on a node: as it is, or in the image of its search space."""
+    images: str | None = None
+    """Folder of imported images, `.sqsh` for pyxis and `.sif` for Apptainer; null: the launcher fetches the image."""
+    mounts: tuple[str, ...] = ()
+    """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
     cores_per_point: Positive | None = None
     """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
     slurm: Slurm | None = None

@@ -29,6 +29,9 @@ class Managed:
     popen: subprocess.Popen[bytes]
     log: Path
     argv: tuple[str, ...]
+    token: str
+    after: tuple[str, ...] = ()
+    """Command that ends what the process leaves with a daemon."""
 
     @property
     def alive(self) -> bool:
@@ -43,8 +46,11 @@ def start(
     log: Path,
     token: str,
     unset: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
 ) -> Managed:
     """Start a process in a session of its own, its output appended to `log`; `unset` are variables not to inherit.
+
+    `after` is run when the process is stopped.
 
     Raises OSError if the program cannot be started.
     """
@@ -59,7 +65,7 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Managed(name, popen, log, argv)
+    return Managed(name, popen, log, argv, token, after)
 
 
 def stop(process: Managed, grace_s: float, first: signal.Signals = signal.SIGTERM) -> int:
@@ -70,7 +76,13 @@ def stop(process: Managed, grace_s: float, first: signal.Signals = signal.SIGTER
             process.popen.wait(grace_s)
     # The group may outlive its leader, so it is killed even where the leader ended by itself.
     _signal_group(process.popen.pid, signal.SIGKILL)
-    return process.popen.wait()
+    code = process.popen.wait()
+    if process.after:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired), process.log.open("ab") as stream:
+            subprocess.run(
+                process.after, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
+            )
+    return code
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -99,8 +111,14 @@ def sweep(token: str, grace_s: float = 3.0) -> list[str]:
             swept.append(f"{process.pid} {' '.join(process.cmdline()[:6])}")
             process.terminate()
     psutil.wait_procs(found, timeout=grace_s)
-    # A process may fork while it is being looked for: look until nothing is left.
-    while left := list(marked(token)):
+    # A process may fork while it is being looked for, and shows no environment while it becomes another program: look
+    # until nothing is seen twice in a row.
+    clear = 0
+    while clear < 2:
+        left = list(marked(token))
+        clear = 0 if left else clear + 1
+        if not left:
+            time.sleep(0.05)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -141,17 +159,30 @@ def free_ports(names: tuple[str, ...]) -> dict[str, int]:
 
 
 def owns_port(process: Managed, port: int) -> bool:
-    """Tell whether the process or one of its descendants listens on a port: a stranger's server answers probes too."""
+    """Tell whether the process, one of its descendants or a process with its mark listens on a port.
+
+    A stranger's server answers probes too. In a container the listener is no descendant, but it carries the mark.
+    """
+    owner = listener(port)
+    if owner is None:
+        return False
     try:
-        root = psutil.Process(process.popen.pid)
-        family = [root, *root.children(recursive=True)]
-        return any(
-            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            for member in family
-            for connection in member.net_connections(kind="tcp")
+        family = [owner, *owner.parents()]
+        return any(one.pid == process.popen.pid for one in family) or (
+            owner.environ().get(TOKEN_VARIABLE) == process.token
         )
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
+
+
+def listener(port: int) -> psutil.Process | None:
+    """Return the process that listens on a TCP port; None if nobody does, or another user's process."""
+    for connection in psutil.net_connections(kind="tcp"):
+        taken = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        if taken and connection.pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return psutil.Process(connection.pid)
+    return None
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float, interval_s: float = 0.2) -> bool:

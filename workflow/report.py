@@ -108,7 +108,7 @@ class Column(NamedTuple):
 
     name: str
     kind: str = "text"
-    """CSS class: `n` sorts as a number, `id` is monospaced."""
+    """CSS class: `n` sorts as a number, `id` is monospaced, `prose` wraps."""
     title: str = ""
     choices: tuple[str, ...] = ()
     """Values to choose from in a filter."""
@@ -215,7 +215,7 @@ def _verdicts(pairs: pd.DataFrame) -> Table:
         Column("repeats", "n", "of the arm"),
         Column("requests", "n", "of the arm, all repeats"),
         Column("sessions", "n", "of the arm"),
-        Column("why", title="what the verdict rests on, where it is not plain"),
+        Column("why", "prose", title="what the verdict rests on, where it is not plain"),
         Column("group", "id", choices=_choices(pairs["group"])),
     )
     rows = [
@@ -249,8 +249,8 @@ def _fairness(fairness: pd.DataFrame) -> Table:
         Column("where", choices=_choices(fairness["where"])),
         Column("what", "id"),
         Column("kind"),
-        Column("control"),
-        Column("arm's"),
+        Column("control", "prose"),
+        Column("arm's", "prose"),
         Column("concurrencies"),
         Column("group", "id"),
     )
@@ -280,7 +280,7 @@ def _points(table: pd.DataFrame) -> Table:
         Column("repeat", "n"),
         Column("requests", "n", "successful profiled requests"),
         *(Column(label, "n", name) for name, label in _SHOWN.items()),
-        Column("reasons"),
+        Column("reasons", "prose"),
     )
     rows = [
         [
@@ -363,8 +363,8 @@ def _definitions() -> Table:
         Column("unit"),
         Column("better", choices=("lower", "higher")),
         Column("at least", "n", "requests"),
-        Column("formula"),
-        Column("source"),
+        Column("formula", "prose"),
+        Column("source", "prose"),
     )
     rows = [
         [

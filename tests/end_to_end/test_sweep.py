@@ -22,10 +22,10 @@ def table(swept):
 
 
 def test_every_promised_file_is_there(swept):
-    for name in ("plan.tsv", "metrics.csv", "metrics.parquet", "comparison.csv", "summary.md"):
+    for name in ("plan.tsv", "metrics.csv", "metrics.parquet", "comparison.csv", "summary.md", "report.html"):
         assert (swept.results / name).stat().st_size > 0, name
     figures = {path.stem for path in swept.results.glob("figures/*.svg")}
-    assert {"ttft", "prompt_tokens", "throughput_interactivity"} <= figures
+    assert {"latency", "prompt_tokens", "throughput_interactivity"} <= figures
     assert figures == {path.stem for path in swept.results.glob("figures/*.png")}
     bill = list(csv.DictReader((swept.results / "plan.tsv").open(), delimiter="\t"))
     assert sorted(row["arm"] for row in bill) == ["llamacpp-ram", "none"]
@@ -122,9 +122,10 @@ def test_touching_scripts_rules_modules_and_configs_measures_nothing(swept, tmp_
 @pytest.mark.parametrize(
     ("module", "redone"),
     [
-        ("figures.py", {"figure", "all"}),
-        ("comparison.py", {"comparison", "figure", "all"}),
-        ("verdict.py", {"point_metrics", "metrics", "comparison", "figure", "all"}),
+        ("figures/curves.py", {"figure", "report_page", "all"}),
+        ("timeline.py", {"timeline", "report_page", "all"}),
+        ("comparison.py", {"comparison", "figure", "report_page", "all"}),
+        ("verdict.py", {"point_metrics", "metrics", "comparison", "figure", "report_page", "all"}),
         ("runs.py", set()),
         ("traces.py", set()),
     ],

@@ -59,7 +59,7 @@ def main(folders: list[Path]) -> None:
     for name, frames in kept.items():
         together = pd.concat(frames, ignore_index=True)
         floats = together.select_dtypes("float").columns
-        together[floats] = together[floats].round(4).astype(np.float32)
+        together[floats] = together[floats].round(6).astype(np.float32)
         together.to_parquet(FOLDER / f"{name}.parquet", index=False, compression="zstd")
 
 

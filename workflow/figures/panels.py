@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from workflow.style import arm_styles, new_figure
 from workflow.verdict import CONTROL
@@ -92,9 +93,11 @@ def title_of(axes: Axes, group: str, rows: pd.DataFrame, more: str = "", pad: fl
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return round values from `low` to `high` for a logarithmic axis: about four to nine of them."""
-    digits = {1: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7), 2: (1, 1.5, 2, 3, 5, 7), 100: (1, 2, 5)}
     span = high / low
-    chosen = next((values for limit, values in digits.items() if span < 4 * limit), (1.0,))
+    if span < 2:
+        return [float(tick) for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
+    digits = {4: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7), 8: (1, 1.5, 2, 3, 5, 7), 400: (1, 2, 5)}
+    chosen = next((values for limit, values in digits.items() if span < limit), (1.0,))
     steps = [digit * 10.0**power for power in range(-9, 10) for digit in chosen]
     return [step for step in steps if low <= step <= high]
 
