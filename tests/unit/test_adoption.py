@@ -3,7 +3,6 @@
 import os
 import time
 
-import psutil
 import pytest
 
 from workflow import adoption
