@@ -26,7 +26,7 @@ STATUS_COLOURS: Mapping[str, str] = {"ok": "#009E73", "missing": "#BBBBBB", "inv
 
 SETTINGS: Mapping[str, Any] = {
     "figure.dpi": 120,
-    "savefig.dpi": 160,
+    "savefig.dpi": 120,
     # A list, so that a browser without the first font takes another one without serifs.
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
