@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo gallery test lint unit end-to-end lock schema clean
+.PHONY: help demo gallery test test-slurm lint unit end-to-end lock schema clean
 
 help:
-	@echo 'make demo   run the demo sweep and print its comparison'
-	@echo 'make gallery  redraw all figures and reports of the committed example into results/gallery/'
-	@echo 'make test   lint and run all tests'
-	@echo 'make lock   pin the dependencies of pyproject.toml anew'
-	@echo 'make clean  remove environments and results'
+	@echo 'make demo        run the demo sweep and print its comparison'
+	@echo 'make test        lint and run all tests but those on Slurm'
+	@echo 'make test-slurm  install Slurm with apt if it is not there, and run the tests on a real one-node cluster'
+	@echo 'make gallery     redraw all figures and reports of the committed example into results/gallery/'
+	@echo 'make lock        pin the dependencies of pyproject.toml anew'
+	@echo 'make clean       remove environments and results'
 
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -60,7 +61,11 @@ end-to-end: $(VENV)/test
 	$(BIN)/python -m pytest tests/end_to_end
 
 test: lint
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --ignore tests/slurm
+
+test-slurm: $(VENV)/test
+	@PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || tests/slurm/cluster.sh install
+	$(BIN)/python -m pytest tests/slurm
 
 lock: $(VENV)/run
 	$(BIN)/uv pip compile --universal --python-version 3.11 --no-annotate --quiet --custom-compile-command 'make lock' \

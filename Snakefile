@@ -16,7 +16,8 @@ HOLDERS = load_holders()
 
 
 wildcard_constraints:
-    point=any_of(SWEEP.points),
+    # Whether it is a point of the sweep is seen from its file, which planning writes.
+    point=r"[^/]+",
     # Only what is missing can be made: see rules/environments.smk.
     trace_set=any_of(missing("results/traces/{}/trace_set.json", SWEEP.trace_sets)),
     model=any_of(missing("results/models/{}/model.json", SWEEP.made_models)),
@@ -49,23 +50,6 @@ rule all:
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),
         "results/report.html",
-
-
-# Only measuring needs a node; the rest is light, and compute nodes often have no network.
-localrules:
-    all,
-    adopt_point,
-    comparison,
-    environment,
-    figure,
-    figures,
-    metrics,
-    model,
-    plan,
-    point_metrics,
-    report_page,
-    timeline,
-    trace_set,
 
 
 onsuccess:

@@ -1,6 +1,10 @@
 """READS results/metrics.parquet and the requests of each point. WRITES results/{comparison,arms,explanations,fairness}.csv, results/summary.md."""
 
 
+localrules:
+    comparison,
+
+
 rule comparison:
     input:
         modules=COMPARISON_MODULES,

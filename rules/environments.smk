@@ -6,6 +6,10 @@ an `ancient` input is due, Snakemake 9 leaves everything behind that input out o
 """
 
 
+localrules:
+    environment,
+
+
 rule environment:
     input:
         lock=lambda wildcards: ancient(str(SWEEP.locks[wildcards.environment])),

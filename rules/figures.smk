@@ -1,6 +1,13 @@
 """READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/, results/timelines/, results/report.html."""
 
 
+localrules:
+    figure,
+    timelines,
+    report_page,
+    figures,
+
+
 rule figure:
     input:
         modules=FIGURE_MODULES,
@@ -10,7 +17,8 @@ rule figure:
     output:
         svg=report(
             "results/figures/{figure}.svg",
-            caption="../workflow/captions/{figure}.rst",
+            # A caption file takes no wildcard, so one file shows the text that stands in the parameters.
+            caption="../workflow/templates/caption.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),
@@ -19,30 +27,29 @@ rule figure:
         "results/logs/figures/{figure}.log",
     conda:
         "../environment.yml"
+    params:
+        caption=lambda wildcards: caption(wildcards.figure),
     message:
         "Draw {wildcards.figure}"
     script:
         "../scripts/draw_figure.py"
 
 
-rule timeline:
+# One job for all points: a job for each would double what a dry run of a large sweep takes.
+rule timelines:
     input:
-        modules=["workflow/timeline.py", "workflow/figures/timesheet.py"],
-        point=ancient("results/points/{point}.json"),
-        run="results/runs/{point}/run.json",
+        modules=FIGURE_MODULES,
+        tables=collect("results/timelines/{point}.parquet", point=wanted_points()),
     output:
-        table="results/timelines/{point}.parquet",
-        svg="results/timelines/{point}.svg",
+        collect("results/timelines/{point}.svg", point=wanted_points()),
     log:
-        "results/logs/timelines/{point}.log",
+        "results/logs/timelines.log",
     conda:
         "../environment.yml"
-    params:
-        limits=SWEEP.config.limits.model_dump_json(),
     message:
-        "Draw {wildcards.point} over time"
+        "Draw the points over time"
     script:
-        "../scripts/draw_timeline.py"
+        "../scripts/draw_timelines.py"
 
 
 rule report_page:

@@ -1,6 +1,11 @@
 """READS results/runs/<point>/run.json and its artefacts. WRITES results/metrics/<point>.* and results/metrics.{csv,parquet}."""
 
 
+localrules:
+    point_metrics,
+    metrics,
+
+
 rule point_metrics:
     input:
         modules=METRICS_MODULES,
@@ -9,6 +14,7 @@ rule point_metrics:
     output:
         metrics="results/metrics/{point}.json",
         requests="results/metrics/{point}.requests.parquet",
+        timeline="results/timelines/{point}.parquet",
     log:
         "results/logs/metrics/{point}.log",
     conda:
@@ -17,8 +23,11 @@ rule point_metrics:
         limits=SWEEP.config.limits.model_dump_json(),
     message:
         "Judge {wildcards.point}"
-    script:
-        "../scripts/point_metrics.py"
+    # Not a script: Snakemake hashes one for every job, which takes a dry run of thousands of points minutes.
+    shell:
+        "python -m workflow.measured {input.point:q} {input.run:q} {params.limits:q}"
+        " {output.metrics:q} {output.requests:q} {output.timeline:q} > {log:q} 2>&1"
+        " || {{ cat {log:q} >&2; exit 1; }}"
 
 
 rule metrics:

@@ -1,6 +1,10 @@
 """READS a model's declaration in a point. WRITES results/models/<model>-<hash>/: random weights and a tokenizer."""
 
 
+localrules:
+    model,
+
+
 rule model:
     input:
         point=lambda wildcards: ancient(point_file(SWEEP.made_models[wildcards.model])),

@@ -5,6 +5,10 @@ never measured again, whatever was touched, edited or killed, unless it is named
 """
 
 
+localrules:
+    adopt_point,
+
+
 rule run_point:
     input:
         prepared_parts,
@@ -14,7 +18,7 @@ rule run_point:
     log:
         "results/logs/runs/{point}.log",
     wildcard_constraints:
-        point=any_of(due_points()),
+        point=any_point(due_points()),
     conda:
         "../environment.yml"
     threads: point_threads
@@ -30,7 +34,7 @@ rule run_point:
         mem_mb=asked("memory_mib"),
         runtime=asked("runtime"),
         slurm_extra=asked("extra"),
-        asked_for=asked("summary", "this machine"),
+        asked_for=asked("summary"),
     message:
         "Measure {wildcards.point} on {resources.asked_for}"
     shell:
@@ -43,7 +47,7 @@ rule run_point:
 # result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
 use rule run_point as adopt_point with:
     wildcard_constraints:
-        point=any_of(HOLDERS),
+        point=any_point(HOLDERS),
     threads: 1
     resources:
         program=lambda wildcards: "workflow.adoption --holders "

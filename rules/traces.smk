@@ -1,6 +1,10 @@
 """READS a set's declaration in a point. WRITES results/traces/<set>-<hash>/: sessions and a manifest."""
 
 
+localrules:
+    trace_set,
+
+
 rule trace_set:
     input:
         point=lambda wildcards: ancient(

@@ -106,6 +106,9 @@ SHORT_NAMES = {"base": ("changelog", "base"), "entries": ("changelog", "entries"
 """Names for `--config` -> section and key that they set."""
 
 
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
+
+
 def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
     """Merge config files, later ones winning, and `--config` overrides.
 
@@ -122,8 +125,10 @@ def load_config(files: list[Path], overrides: AnyMapping[str, Any]) -> Config:
         # Each file is checked alone first: after the merge nobody knows which line a value came from.
         yamlfile.validate(Config, data, path)
         _merge(merged, data)
-    for key, value in overrides.items():
+    for key, given in overrides.items():
         section, name = SHORT_NAMES.get(key, (None, key))
+        # Snakemake hands `partial=true` over as text.
+        value = _WORDS.get(given, given) if isinstance(given, str) else given
         _merge(merged, {name: value} if section is None else {section: {name: value}})
     return yamlfile.validate(Config, merged, Path("--config"))
 
@@ -172,8 +177,12 @@ class Slurm(Strict):
 class Cluster(Strict):
     """How a runner label of the search spaces maps to machines."""
 
-    launcher: Literal["bare"]
-    """How a service's command is started on a node."""
+    launcher: Literal["bare", "pyxis", "apptainer", "docker"]
+    """How a service's command is started on a node: as it is, or in the image of its search space."""
+    images: str | None = None
+    """Folder of imported images, `.sqsh` for pyxis and `.sif` for Apptainer; null: the launcher fetches the image."""
+    mounts: tuple[str, ...] = ()
+    """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
     cores_per_point: Positive | None = None
     """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
     slurm: Slurm | None = None

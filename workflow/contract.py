@@ -69,6 +69,7 @@ class Reason(StrEnum):
     TOKENS_DISAGREE = "server_and_client_tokens_disagree"
     KV_INTEGRITY = "kv_integrity"
     DEGRADED = "offload_degraded"
+    CLOCK_JUMP = "clock_jump"
 
 
 class Strict(BaseModel):
@@ -146,15 +147,19 @@ def read_json(path: Path) -> Any:
         raise InputError(f"not JSON: {error}", file=path) from None
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write bytes so that a reader sees the old file or the whole new one, also after a power cut."""
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write bytes so that a reader sees the old file or the whole new one, also after a power cut if `durable`.
+
+    Not durable is for what is made again at every start, where thousands of flushes would take minutes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
             os.fchmod(stream.fileno(), 0o644)
         Path(temporary).replace(path)
     except BaseException:

@@ -1,6 +1,7 @@
 """A published run -> its metrics, judged with what the point declared; and all points -> one flat table."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,22 @@ def _seen(run: Run | None) -> dict[str, Any]:
         "started_unix_s": run.started_unix_s,
         "bus_limit_gb_per_s": Context.model_fields["bus_limit_gb_per_s"].default,
     }
+
+
+def main() -> int:
+    """Reduce one run: POINT RUN LIMITS_JSON METRICS REQUESTS TIMELINE, the last three being written."""
+    point, run, metrics_file, requests_file, timeline_file = (Path(sys.argv[i]) for i in (1, 2, 4, 5, 6))
+    try:
+        limits = Limits.model_validate_json(sys.argv[3])
+        metrics, requests = measure_run(point, run, limits)
+        requests.to_parquet(requests_file)
+        timeline_of_run(point, run, limits).to_parquet(timeline_file, index=False)
+        metrics.write(metrics_file)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,22 +24,30 @@ class Parts:
 
     client: Path
     environments: dict[str, Path]
-    model: Path
+    packages: dict[str, str] | None
+    """Distributions of the engine's environment -> version; None where an image brings its own."""
+    paths: dict[str, Path]
+    """What the plan wants of the node, by path placeholder: the checkpoint, a draft model, a chat template."""
+    tokenizer: str
+    """What the client loads its tokenizer from: a name in `hf_home`, or the checkpoint's folder."""
     hf_home: Path
+    """Hub cache of the client, for offline use."""
     sessions: Path
     manifest: TraceManifest
     dataset_cache: Path
 
 
-def find_parts(point: Point, results: Path, environments: Path) -> Parts:
-    """Locate and check the prepared parts; raises AttemptFailed(configuration) that says what to make and how."""
-    traces = results / "traces" / point.trace.key
-    model = results / "models" / point.model_key
+def find_parts(point: Point, results: Path, environments: Path, model_paths: Mapping[str, str]) -> Parts:
+    """Locate and check the prepared parts; `model_paths` is the cluster's list of checkpoints.
+
+    Raises AttemptFailed(configuration) that says what to make and how.
+    """
+    sets = results / "traces" / point.trace.key
     folders = {name: (environments / key).resolve() for name, key in point.environments.items()}
     try:
         prepared = {name: Environment.read(folder / "environment.json") for name, folder in folders.items()}
-        manifest = TraceManifest.read(traces / "trace_set.json")
-        made = ModelManifest.read(model / "model.json")
+        manifest = TraceManifest.read(sets / "trace_set.json")
+        paths, tokenizer, hf_home = _model(point, results, model_paths)
     except InputError as error:
         raise AttemptFailed(FailureClass.CONFIGURATION, f"{error}; make it with snakemake, which knows how") from None
     installed = prepared[point.replay.client].packages.get(point.replay.client)
@@ -51,24 +60,48 @@ def find_parts(point: Point, results: Path, environments: Path) -> Parts:
     if declared != point.trace.declaration:
         raise AttemptFailed(
             FailureClass.CONFIGURATION,
-            f"{traces} holds another declaration of trace set {point.trace.name!r}; make it again",
+            f"{sets} holds another declaration of trace set {point.trace.name!r}; make it again",
         )
-    if made.declaration != point.made_model:
-        raise AttemptFailed(FailureClass.CONFIGURATION, f"{model} holds a model of another declaration; make it again")
-    sessions = traces / "sessions"
+    sessions = sets / "sessions"
     if (found := folder_sha256(sessions)) != manifest.content_sha256:
         raise AttemptFailed(
             FailureClass.CONFIGURATION, f"{sessions} has changed since it was prepared (sha256 {found})"
         )
+    engine = point.plan.engine.environment
     return Parts(
         client=folders[point.replay.client],
         environments=folders,
-        model=(model / "model.gguf").resolve(),
-        hf_home=(model / "hf_home").resolve(),
+        packages=prepared[engine].packages if engine is not None else None,
+        paths=paths,
+        tokenizer=tokenizer,
+        hf_home=hf_home,
         sessions=sessions.resolve(),
         manifest=manifest,
-        dataset_cache=(traces / "client-cache").resolve(),
+        dataset_cache=(sets / "client-cache").resolve(),
     )
+
+
+def _model(point: Point, results: Path, model_paths: Mapping[str, str]) -> tuple[dict[str, Path], str, Path]:
+    """Return the plan's wanted paths, the client's tokenizer and its hub cache."""
+    if point.made_model is not None:
+        folder = results / "models" / point.model_key
+        if ModelManifest.read(folder / "model.json").declaration != point.made_model:
+            raise AttemptFailed(
+                FailureClass.CONFIGURATION, f"{folder} holds a model of another declaration; make it again"
+            )
+        return {"model": (folder / "model.gguf").resolve()}, point.row.model, (folder / "hf_home").resolve()
+    wanted = {"model": point.row.model, **point.plan.wants}
+    unknown = sorted({what for what in wanted.values() if what not in model_paths})
+    if unknown:
+        raise InputError(
+            f"nobody knows where {', '.join(unknown)} lies on this node",
+            key=f"clusters.{point.row.runner}.model_paths",
+            allowed=", ".join(sorted(model_paths)) or "nothing is listed",
+            do="add it to the cluster's model_paths",
+        )
+    # Whether they exist and are complete is preflight's to say: it names the missing shards.
+    paths = {name: Path(model_paths[what]) for name, what in wanted.items()}
+    return paths, str(paths["model"]), results.resolve() / "hf_home"
 
 
 def prepare_traces(point: Point, declared_in: Path, folder: Path) -> TraceManifest:

@@ -12,7 +12,7 @@ from workflow.matrix import PlannedRow, Row
 from workflow.plans import backend_name
 from workflow.serving import Costs, ServePlan
 
-PROTOCOL = 1
+PROTOCOL = 2
 """How a point is measured. Raise it when numbers measured before are no longer comparable; every point is then new."""
 
 

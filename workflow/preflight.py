@@ -441,7 +441,13 @@ def _(s: Subject) -> str | None:
 )
 def _(s: Subject) -> str | None:
     limit = s.node.memlock_bytes
-    limited = s.offloads and limit is not None and 0 <= limit < s.plan.pinned_bytes
+    # Memory is locked for a GPU to copy from; a tier on a machine without one is ordinary memory.
+    limited = (
+        gpu_family(s.row.runner) in GPU_MEMORY_GB
+        and s.offloads
+        and limit is not None
+        and 0 <= limit < s.plan.pinned_bytes
+    )
     return f"memlock limit {gib(limit or 0)}, {gib(s.plan.pinned_bytes)} to pin" if limited else None
 
 

@@ -16,22 +16,13 @@ from workflow.changelog import LoggedEntry
 from workflow.comparison import number
 from workflow.definitions import DEFINITIONS
 from workflow.failures import Failure
+from workflow.gallery import FIGURES
 from workflow.metrics import PointMetrics
 from workflow.points import Point
 from workflow.runs import Run
 from workflow.shell import as_shell
 
 HERE = Path(__file__).parent
-FIGURES: Mapping[str, str] = {
-    "sweep": "What was measured, and what was not",
-    "ratios": "Which backend wins, by how much, and how sure is it?",
-    "throughput_interactivity": "What does interactivity cost in throughput?",
-    "latency": "How long until the first token, and between tokens?",
-    "prompt_tokens": "Where did the prompt tokens come from?",
-    "transfers": "What did it cost to bring them?",
-    "history": "What changed from entry to entry of the changelog?",
-}
-"""Name of each figure -> its question, in the order of the report. The caption of figure X is in captions/X.rst."""
 
 TAIL_LINES = 40
 TAIL_CHARACTERS = 6000

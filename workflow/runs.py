@@ -7,8 +7,6 @@ that a job which is killed at any moment leaves nothing that a later run takes f
 
 import argparse
 import contextlib
-import http.client
-import json
 import os
 import platform
 import re
@@ -18,31 +16,36 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
-from workflow import processes, replay
+from workflow import endpoints, integrity, leftovers, processes, replay, startup, watch, yamlfile
+from workflow.attempt import PROJECT, STOP_GRACE_S, Attempt, Interrupted, StartedService
+from workflow.config import Cluster, Clusters
 from workflow.contract import Document, Finding, InputError, Reason, Strict, file_sha256, write_atomic
-from workflow.failures import WORTH_RETRYING, AttemptFailed, Failure, FailureClass, first_cause, last_failure
+from workflow.failures import (
+    WORTH_RETRYING,
+    AttemptFailed,
+    Failure,
+    FailureClass,
+    diagnose,
+    last_failure,
+)
+from workflow.launchers import Command, Launcher
+from workflow.lease import lease, live_lease
 from workflow.parts import Parts, find_parts
 from workflow.points import Point
 from workflow.processes import Guard, Managed
-from workflow.serving import Service, fill, ports_of
+from workflow.serving import Situation
 
-PROJECT = Path(__file__).resolve().parents[1]
-BEAT_S = 5.0
-LEASE_EXPIRES_S = 60.0
-"""A lease of another host counts as left behind when it has not been renewed for this long."""
-STOP_GRACE_S = 10.0
 SUMMARY_S = 120.0
 """How long the client may take to prepare its dataset and to write its summary, beside warm-up, window and drain."""
+NOTE_SHM_S = 30.0
+GPU_SETTLES_S = 30.0
+"""Drivers give a killed process's memory back after a while."""
 
 
 class Artefact(Strict):
@@ -52,15 +55,6 @@ class Artefact(Strict):
     """Relative to the attempt's folder."""
     bytes: int
     sha256: str
-
-
-class StartedService(Strict):
-    """A service as it was really started: ports and paths filled in."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    log: str
 
 
 class Host(Strict):
@@ -100,326 +94,79 @@ class Run(Document):
     host: Host
     git_revision: str | None
     artefacts: tuple[Artefact, ...]
+    integrity: str = "not asked"
+    """What the probe prompts showed: whether answers were the same after their KV cache was evicted and restored."""
+    preflight: tuple[str, ...] = ()
+    """Warnings of the preflight on this node."""
+    left_behind: tuple[str, ...] = ()
+    """What was found after everything had been stopped, and whether it was removed."""
 
 
-# -------------------------------------------------------------------------------------------------- the lease
-class Lease(Strict):
-    """Who is measuring a point right now."""
-
-    attempt: str
-    host: str
-    pid: int
-    created_unix_s: float
-    """Start time of the process: a pid alone is reused."""
-    stopping: bool
-
-
-@contextlib.contextmanager
-def lease(out: Path, attempt: str) -> Iterator[threading.Event]:
-    """Hold a point while it is measured; setting the yielded event marks the holder as stopping.
-
-    Raises AttemptFailed(already_running) while another job holds it. A holder that is stopping is waited for, since
-    a rerun after Ctrl-C comes faster than a server ends.
-    """
-    path = out / "lease.json"
-    out.mkdir(parents=True, exist_ok=True)
-    _wait_for_stopping(path)
-    stopping, done = threading.Event(), threading.Event()
-    mine = Lease(
-        attempt=attempt,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        created_unix_s=psutil.Process().create_time(),
-        stopping=False,
+# --------------------------------------------------------------------------------------------- replay and proofs
+def replay_sessions(attempt: Attempt) -> tuple[tuple[str, ...], int, tuple[Finding, ...]]:
+    """Run the client to its end while watching the services; return its argv, its exit code and what was noticed."""
+    parts, settings = attempt.parts, attempt.point.replay
+    paths = replay.ReplayPaths(
+        environment=parts.client,
+        sessions=parts.sessions,
+        hf_home=parts.hf_home,
+        dataset_cache=parts.dataset_cache,
+        artefacts=attempt.folder / "client",
     )
-    _take(path, mine)
-
-    def beat() -> None:
-        said, since = False, 0.0
-        while not done.wait(0.2):
-            since += 0.2
-            if since >= BEAT_S or (stopping.is_set() and not said):
-                _write_lease(path, mine, stopping.is_set())
-                said, since = stopping.is_set(), 0.0
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+    plan = attempt.point.plan
+    url = attempt.url(plan.api_port)
+    argv = replay.command(settings, attempt.point.concurrency, plan.served_model_name, parts.tokenizer, url, paths)
+    log = attempt.log_of("client")
+    env = {**plan.client_env, **replay.environment_variables(paths)}
+    power = watch.start_power_samples(attempt)
+    client = attempt.start("client", Command(argv, env))
+    limit_s = settings.warmup_grace_s + settings.duration_s + settings.grace_s + SUMMARY_S
+    sampler = watch.Sampler(attempt, client, paths.artefacts / replay.RECORDS)
     try:
-        yield stopping
+        _watch(attempt, client, sampler, log, paths.artefacts, limit_s)
+        if power is not None:
+            time.sleep(1.5)  # a sample after the window's end: energy is integrated up to it
     finally:
-        done.set()
-        thread.join()
-        path.unlink(missing_ok=True)
+        # SIGINT first: the client then writes its summary of what it has; SIGTERM loses it.
+        processes.stop(client, STOP_GRACE_S, signal.SIGINT)
+        if power is not None:
+            processes.stop(power, 2.0)
+    # A server that died took the requests with it: what the client says then is only a symptom.
+    attempt.check_alive()
+    result = replay.outcome(client.popen.returncode, log, paths.artefacts)
+    if result.problem:
+        raise AttemptFailed(FailureClass.CLIENT_FAILED, result.problem)
+    noticed = sampler.clock.finding()
+    return argv, client.popen.returncode, (noticed,) if noticed else ()
 
 
-def _write_lease(path: Path, mine: Lease, stopping: bool) -> None:
-    write_atomic(path, mine.model_copy(update={"stopping": stopping}).model_dump_json().encode())
-
-
-def _take(path: Path, mine: Lease) -> None:
-    own = path.with_name(f".{path.name}.{mine.attempt}")
-    own.write_text(mine.model_dump_json())
-    try:
-        for _ in range(2):
-            try:
-                os.link(own, path)  # fails if the lease exists, also on a network file system
-                return
-            except FileExistsError:
-                holder = _holder(path)
-                if holder is not None:
-                    raise AttemptFailed(
-                        FailureClass.ALREADY_RUNNING,
-                        f"attempt {holder.attempt} (pid {holder.pid} on {holder.host}) is measuring this point",
-                    ) from None
-                # Only one of several jobs that find it left behind gets to remove it.
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(own.with_suffix(".left-behind"))
-                    own.with_suffix(".left-behind").unlink()
-        raise AttemptFailed(FailureClass.ALREADY_RUNNING, "another job took this point a moment ago")
-    finally:
-        own.unlink(missing_ok=True)
-
-
-def _holder(path: Path) -> Lease | None:
-    """Return the live holder of a lease, or None if it was left behind."""
-    try:
-        found = Lease.model_validate_json(path.read_bytes())
-        age_s = time.time() - path.stat().st_mtime
-    except (FileNotFoundError, ValueError):
-        return None
-    if found.host != socket.gethostname():
-        return found if age_s < LEASE_EXPIRES_S else None
-    try:
-        same = abs(psutil.Process(found.pid).create_time() - found.created_unix_s) < 1.0
-    except psutil.NoSuchProcess:
-        return None
-    return found if same else None
-
-
-def live_lease(out: Path) -> Lease | None:
-    """Return the lease of the attempt that holds a point now, or None."""
-    return _holder(out / "lease.json")
-
-
-def _wait_for_stopping(path: Path) -> None:
-    def gone() -> bool:
-        holder = _holder(path)
-        return holder is None or not holder.stopping
-
-    processes.wait_until(gone, deadline_s=3 * STOP_GRACE_S)
-
-
-# -------------------------------------------------------------------------------------------- the attempt
-class Interrupted(Exception):
-    """A signal, or the end of the process that started this one."""
-
-    def __init__(self, why: str, exit_code: int) -> None:
-        self.exit_code = exit_code
-        super().__init__(why)
-
-
-@dataclass
-class Attempt:
-    """One try at a point: its folder, its processes and what it has seen so far."""
-
-    point: Point
-    name: str
-    folder: Path
-    parts: Parts
-    parent: int | None
-    """Pid that has to stay our parent; None: nobody."""
-    stopping: threading.Event
-    """Set once the attempt is over, for whatever reason: from then on signals wait and the lease says so."""
-    log: Path | None = None
-    ports: dict[str, int] = field(default_factory=dict)
-    running: list[Managed] = field(default_factory=list)
-    started: list[StartedService] = field(default_factory=list)
-    phases_s: dict[str, float] = field(default_factory=dict)
-
-    def say(self, text: str) -> None:
-        """Show progress to whoever watches."""
-        line = f"[{time.strftime('%H:%M:%S')}] {self.point.id}: {text}"
-        if self.log is not None:
-            with self.log.open("a") as stream:
-                stream.write(line + "\n")
-        # Who watched may be gone (a closed terminal); that must not cut the clean-up short.
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase, also one that fails."""
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.phases_s[name] = round(time.monotonic() - begin, 3)
-
-    def check_parent(self) -> None:
-        """Raise Interrupted once the process that started us is gone: nobody is left who wants the result."""
-        if self.parent is not None and os.getppid() != self.parent:
-            raise Interrupted("the process that started this one is gone", 1)
-
-    def url(self, port: str, path: str = "") -> str:
-        """Return the address of one of the attempt's ports."""
-        return f"http://127.0.0.1:{self.ports[port]}{path}"
-
-    # ------------------------------------------------------------------------------------------- serve
-    def serve(self) -> None:
-        """Start all services in order, each until it is ready; raises AttemptFailed."""
-        plan = self.point.plan
-        if plan.blocked_by:
-            raise AttemptFailed(FailureClass.CONFIGURATION, "; ".join(blocker.says for blocker in plan.blocked_by))
-        self.ports = processes.free_ports(ports_of(plan))
-        for name in plan.scratch:
-            (self.folder / "scratch" / name).mkdir(parents=True)
-        for file in plan.files:
-            write_atomic(self.folder / file.filename, fill(file.text, self.ports, self.paths()).encode())
-        for service in self.point.plan.services:
-            self._start(service)
-        self._probe_model()
-
-    def paths(self) -> dict[str, str]:
-        """Return what the plan's path placeholders stand for in this attempt."""
-        fixed = {"project": PROJECT, "model": self.parts.model, "attempt": self.folder}
-        files = {file.path: self.folder / file.filename for file in self.point.plan.files}
-        scratch = {name: self.folder / "scratch" / name for name in self.point.plan.scratch}
-        return {name: str(path) for name, path in {**fixed, **files, **scratch}.items()}
-
-    def _start(self, service: Service) -> None:
-        paths = self.paths()
-        argv = tuple(fill(word, self.ports, paths) for word in service.argv)
-        if service.environment is not None:
-            argv = (str(self.parts.environments[service.environment] / "bin" / argv[0]), *argv[1:])
-        env = {name: fill(value, self.ports, paths) for name, value in service.env.items()}
-        log = self.folder / f"{service.name}.log"
-        self.started.append(StartedService(name=service.name, argv=argv, env=env, log=log.name))
-        try:
-            process = processes.start(service.name, argv, env, log, self.name, unset=service.unset)
-        except OSError as error:
-            raise AttemptFailed(FailureClass.CONFIGURATION, f"{service.name} cannot be started: {error}") from None
-        self.running.append(process)
-        begin = time.monotonic()
-        self.say(f"{service.name}: starting, at most {service.probe.deadline_s:.0f} s")
-
-        def ready() -> bool:
-            self.check_parent()
-            self._check_alive()
-            return processes.owns_port(process, self.ports[service.probe.port]) and _get(
-                self.url(service.probe.port, service.probe.path)
-            )
-
-        if not processes.wait_until(ready, service.probe.deadline_s):
-            raise AttemptFailed(
-                FailureClass.ENGINE_NOT_READY, f"{service.name} was not ready after {service.probe.deadline_s:.0f} s"
-            )
-        self.say(f"{service.name}: ready after {time.monotonic() - begin:.1f} s")
-
-    def _check_alive(self) -> None:
-        for process in self.running:
-            if not process.alive:
-                kind = FailureClass.ENGINE_DIED if process.name == "engine" else FailureClass.SIDECAR_DIED
-                raise AttemptFailed(kind, f"{process.name} ended with code {process.popen.returncode}")
-
-    def _probe_model(self) -> None:
-        """Prove that our model answers: a healthy server with another model wastes the whole window."""
-        name = self.point.plan.served_model_name
-        port = self.point.plan.api_port
-        models = _get_json(self.url(port, "/v1/models"))
-        served = [entry.get("id") for entry in models.get("data", [])] if isinstance(models, dict) else []
-        if name not in served:
-            raise AttemptFailed(
-                FailureClass.CONFIGURATION, f"the server names models {served}, the point asks for {name!r}"
-            )
-        body = {"model": name, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 2}
-        answer = _get_json(self.url(port, "/v1/chat/completions"), body)
-        tokens = (answer.get("usage") or {}).get("completion_tokens", 0) if isinstance(answer, dict) else 0
-        if not tokens:
-            raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server answers a probe without a token: {answer}")
-
-    def scrape(self, moment: str) -> None:
-        """Keep the raw metrics of every endpoint."""
-        for port, path in self.point.plan.metrics:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                text = urllib.request.urlopen(self.url(port, path), timeout=10).read()  # noqa: S310 - our own server
-                write_atomic(self.folder / "metrics" / f"{port}.{moment}.prom", text)
-
-    # ------------------------------------------------------------------------------------------ replay
-    def replay(self) -> tuple[tuple[str, ...], int]:
-        """Run the client to its end while watching the services; return its argv and exit code."""
-        paths = replay.ReplayPaths(
-            environment=self.parts.client,
-            sessions=self.parts.sessions,
-            hf_home=self.parts.hf_home,
-            dataset_cache=self.parts.dataset_cache,
-            artefacts=self.folder / "client",
-        )
-        settings, model = self.point.replay, self.point.plan.served_model_name
-        argv = replay.command(
-            settings, self.point.concurrency, model, self.point.row.model, self.url(self.point.plan.api_port), paths
-        )
-        log = self.folder / "client.log"
-        env = {**self.point.plan.client_env, **replay.environment_variables(paths)}
-        client = processes.start("client", argv, env, log, self.name)
-        limit_s = settings.warmup_grace_s + settings.duration_s + settings.grace_s + SUMMARY_S
-        try:
-            self._watch(client, log, paths.artefacts, limit_s)
-        finally:
-            # SIGINT first: the client then writes its summary of what it has; SIGTERM loses it.
-            processes.stop(client, STOP_GRACE_S, signal.SIGINT)
-        result = replay.outcome(client.popen.returncode, log, paths.artefacts)
-        if result.problem:
-            raise AttemptFailed(FailureClass.CLIENT_FAILED, result.problem)
-        return argv, client.popen.returncode
-
-    def _watch(self, client: Managed, log: Path, artefacts: Path, limit_s: float) -> None:
-        begin, said, profiling_since = time.monotonic(), 0.0, None
-        settings = self.point.replay
-        while client.alive:
-            self.check_parent()
-            self._check_alive()
-            now = time.monotonic()
-            if now - begin > limit_s:
-                raise AttemptFailed(FailureClass.OUT_OF_TIME, f"the replay client still runs after {limit_s:.0f} s")
-            if now - said >= 5.0:
-                said = now
-                state = replay.progress(log, artefacts)
-                if state.phase == "profiling" and profiling_since is None:
-                    profiling_since = now
-                since = now - profiling_since if profiling_since is not None else 0.0
-                left_s = max(0.0, settings.duration_s - since) + settings.grace_s
-                if state.phase in ("preparing", "warm-up"):
-                    left_s += self.point.costs.warmup_s
-                self.say(f"replay: {state.phase}, {state.requests} requests, about {left_s:.0f} s left")
-            time.sleep(0.25)
-
-    # -------------------------------------------------------------------------------------------- stop
-    def stop(self) -> None:
-        """Stop the services in reverse order, with everything they started."""
-        while self.running:
-            processes.stop(self.running.pop(), STOP_GRACE_S)
-        if swept := processes.sweep(self.name):
-            self.say(f"ended what was left behind: {'; '.join(swept)}")
-
-    def lines(self, service: str) -> Iterator[str]:
-        """Yield the log lines of a service."""
-        with (self.folder / f"{service}.log").open(errors="replace") as stream:
-            yield from stream
-
-
-def versions_of(attempt: Attempt) -> dict[str, str | None]:
-    """Read the versions in use back from the logs; raises AttemptFailed where a declared one does not serve."""
-    found: dict[str, str | None] = {}
-    for probe in attempt.point.plan.versions:
-        pattern = re.compile(probe.pattern)
-        match = next((match for line in attempt.lines(probe.service) if (match := pattern.search(line))), None)
-        found[probe.component] = match["version"] if match else None
-        if probe.declared is not None and found[probe.component] != probe.declared:
-            raise AttemptFailed(
-                FailureClass.VERSION_MISMATCH,
-                f"{probe.component} {found[probe.component] or '?'} serves, {probe.declared} is declared",
-            )
-    return found
+def _watch(
+    attempt: Attempt, client: Managed, sampler: watch.Sampler, log: Path, artefacts: Path, limit_s: float
+) -> None:
+    begin, said, noted, profiling_since = time.monotonic(), 0.0, 0.0, None
+    settings = attempt.point.replay
+    while client.alive:
+        attempt.check_parent()
+        attempt.check_alive()
+        sampler.look()
+        now = time.monotonic()
+        if now - begin > limit_s:
+            watch.keep_evidence(attempt)
+            raise AttemptFailed(FailureClass.OUT_OF_TIME, f"the replay client still runs after {limit_s:.0f} s")
+        if now - noted >= NOTE_SHM_S:
+            noted = now
+            leftovers.note(attempt.folder, attempt.members())
+        if now - said >= 5.0:
+            said = now
+            state = replay.progress(log, artefacts)
+            if state.phase == "profiling" and profiling_since is None:
+                profiling_since = now
+            since = now - profiling_since if profiling_since is not None else 0.0
+            left_s = max(0.0, settings.duration_s - since) + settings.grace_s
+            if state.phase in ("preparing", "warm-up"):
+                left_s += attempt.point.costs.warmup_s
+            attempt.say(f"replay: {state.phase}, {state.requests} requests, about {left_s:.0f} s left")
+        time.sleep(0.25)
 
 
 def proofs_of(attempt: Attempt) -> tuple[dict[str, bool], tuple[Finding, ...]]:
@@ -428,30 +175,88 @@ def proofs_of(attempt: Attempt) -> tuple[dict[str, bool], tuple[Finding, ...]]:
     findings = []
     for proof in attempt.point.plan.proofs:
         pattern = re.compile(proof.pattern)
-        seen[proof.name] = any(pattern.search(line) for line in attempt.lines(proof.service))
+        seen[proof.name] = any(pattern.search(line) for line in attempt.proof_lines(proof.service))
         if seen[proof.name] != proof.expected:
             code = Reason.OFFLOAD_IN_CONTROL if attempt.point.arm == "none" else Reason.OFFLOAD_NOT_PROVEN
             findings.append(Finding(code=code, detail=f"not seen to hold: {proof.says} ({proof.name})"))
     return seen, tuple(findings)
 
 
+Rounds = tuple[tuple[integrity.Answer, ...], tuple[integrity.Answer, ...]]
+
+
+def probe_before(attempt: Attempt) -> Rounds | str:
+    """Ask the probe prompts before the replay; what they cause in the logs proves nothing."""
+    with _own_lines(attempt):
+        return integrity.ask_before(attempt)
+
+
+def probe_after(attempt: Attempt, before: Rounds | str) -> tuple[str, tuple[Finding, ...]]:
+    """Ask the probe prompts again; return what they show in words, and as a finding if answers have changed."""
+    if isinstance(before, str):
+        return f"not checked: {before}", ()
+    with _own_lines(attempt):
+        restored = integrity.ask_after(attempt)
+    if isinstance(restored, str):
+        return f"not checked: {restored}", ()
+    seen = integrity.judge(*before, restored)
+    integrity.write(attempt.folder, seen)
+    found = integrity.finding(seen)
+    return integrity.in_words(seen), (found,) if found else ()
+
+
+@contextlib.contextmanager
+def _own_lines(attempt: Attempt) -> Iterator[None]:
+    """Mark the stretch that every log grows by in the meantime as caused by ourselves."""
+    logs = {service.name: attempt.log_of(service.name) for service in attempt.point.plan.services}
+    starts = {name: log.stat().st_size for name, log in logs.items()}
+    try:
+        yield
+    finally:
+        for name, log in logs.items():
+            attempt.probe_spans.setdefault(name, []).append((starts[name], log.stat().st_size))
+
+
+def scrape(attempt: Attempt, moment: str) -> None:
+    """Keep the raw metrics of every endpoint."""
+    for port, path in attempt.point.plan.metrics:
+        text = endpoints.fetch(attempt.url(port, path))
+        if text is not None:
+            write_atomic(attempt.folder / "metrics" / f"{port}.{moment}.prom", text)
+
+
+# --------------------------------------------------------------------------------------------------- the attempt
 def measure(attempt: Attempt) -> Run:
     """Serve, replay, stop and describe; raises AttemptFailed or Interrupted, with nothing left running either way."""
     started = time.time()
-    guard = Guard(attempt.name, PROJECT)
+    plan = attempt.point.plan
+    if plan.blocked_by:
+        raise AttemptFailed(FailureClass.CONFIGURATION, "; ".join(blocker.says for blocker in plan.blocked_by))
+    attempt.folder.mkdir(parents=True)
+    warnings = startup.check_node(attempt)
+    memory = startup.gpu_memory_used_shares()
+    left_behind: list[str] = []
+    guard = attempt.guard = Guard(attempt.name, PROJECT)
     try:
         with attempt.phase("serve"):
-            attempt.serve()
-        versions = versions_of(attempt)
-        attempt.scrape("before")
+            startup.serve(attempt)
+        versions = startup.versions_of(attempt)
+        leftovers.note(attempt.folder, attempt.members())
+        with attempt.phase("probe"):
+            answers = probe_before(attempt)
+        scrape(attempt, "before")
         with attempt.phase("replay"):
-            client_argv, exit_code = attempt.replay()
-        attempt.scrape("after")
+            client_argv, exit_code, noticed = replay_sessions(attempt)
+        scrape(attempt, "after")
+        with attempt.phase("check"):
+            words, changed = probe_after(attempt, answers)
+        leftovers.note(attempt.folder, attempt.members())
     finally:
         attempt.stopping.set()
         with attempt.phase("stop"):
             attempt.stop()
             guard.close()
+            left_behind += clean_up(attempt, memory)
     seen, findings = proofs_of(attempt)
     return Run(
         schema_version=Run.SCHEMA_VERSION,
@@ -461,7 +266,7 @@ def measure(attempt: Attempt) -> Run:
         phases_s=attempt.phases_s,
         startup_s=attempt.phases_s["serve"],
         versions=versions,
-        findings=findings,
+        findings=(*findings, *noticed, *changed),
         proofs=seen,
         services=tuple(attempt.started),
         client_argv=client_argv,
@@ -472,7 +277,36 @@ def measure(attempt: Attempt) -> Run:
         host=host_facts(),
         git_revision=git_revision(),
         artefacts=artefacts_of(attempt.folder),
+        integrity=words,
+        preflight=warnings,
+        left_behind=tuple(left_behind),
     )
+
+
+def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
+    """Remove our shared memory once every process is gone, and see that GPU memory is back; return what was found."""
+    found = [f"removed from /dev/shm: {name}" for name in leftovers.remove([attempt.folder])]
+    if memory_before:
+
+        def back() -> bool:
+            return max(startup.gpu_memory_used_shares(), default=0.0) <= max(memory_before) + 0.02
+
+        if not processes.wait_until(back, GPU_SETTLES_S, interval_s=1.0):
+            found.append(f"GPU memory is not back to {max(memory_before):.0%} after {GPU_SETTLES_S:.0f} s")
+    for line in found:
+        attempt.say(line)
+    return found
+
+
+def remove_left_behind(runs: Path, attempt: str) -> None:
+    """Remove what killed attempts of this sweep left in this node's /dev/shm."""
+    dead = []
+    for ledger in runs.glob(f"*/*/{leftovers.LEDGER}"):
+        holder = live_lease(ledger.parents[1])
+        if holder is None or holder.attempt in (attempt, "") or holder.attempt != ledger.parent.name:
+            dead.append(ledger.parent)
+    for name in leftovers.remove(dead):
+        print(f"removed from /dev/shm, left by a killed attempt: {name}", file=sys.stderr)
 
 
 def artefacts_of(folder: Path) -> tuple[Artefact, ...]:
@@ -486,9 +320,10 @@ def artefacts_of(folder: Path) -> tuple[Artefact, ...]:
 
 def host_facts() -> Host:
     """Describe this node."""
-    with contextlib.suppress(FileNotFoundError):
-        model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        cpu = model[1] if model else platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    cpu = model[1] if model else platform.machine()
     return Host(
         name=socket.gethostname(),
         cpu=cpu,
@@ -509,24 +344,6 @@ def git_revision() -> str | None:
     return done.stdout.strip() or None
 
 
-def _get(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own server
-            return bool(answer.status == http.HTTPStatus.OK)
-    except (OSError, http.client.HTTPException):
-        return False
-
-
-def _get_json(url: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - our own server
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-            return json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
 # --------------------------------------------------------------------------------------------- command line
 def attempt_name() -> str:
     """Return a name for this attempt: the Slurm job where there is one, else time and process."""
@@ -536,7 +353,15 @@ def attempt_name() -> str:
 
 
 def run(
-    point: Point, out: Path, results: Path, environments: Path, *, tries: int, parent: int | None, log: Path | None
+    point: Point,
+    out: Path,
+    results: Path,
+    environments: Path,
+    *,
+    cluster: Cluster,
+    tries: int,
+    parent: int | None,
+    log: Path | None,
 ) -> int:
     """Measure a point and publish OUT/run.json; return the exit code. A failure is recorded and shown."""
     name = attempt_name()
@@ -547,9 +372,10 @@ def run(
             print(f"{point.id}: not tried again: {before.failure_class}: {before.message}", file=sys.stderr)
             return 1
         with lease(out, name) as stopping, _signals(stopping):
-            attempt = Attempt(
-                point, name, folder.resolve(), find_parts(point, results, environments), parent, stopping, log
-            )
+            remove_left_behind(out.parent, name)
+            parts = find_parts(point, results, environments, cluster.model_paths)
+            launcher = launcher_for(point, cluster, parts, folder.resolve())
+            attempt = Attempt(point, name, folder.resolve(), parts, launcher, parent, stopping, log)
             finished = measure(attempt)
             # Also with the attempt: a head process that takes over from one that died removes OUT/run.json as a file
             # that is about to be made.
@@ -559,33 +385,67 @@ def run(
             return 0
     except AttemptFailed as error:
         failure, exit_code = (error.failure_class, error.message), 1
+    except InputError as error:
+        failure, exit_code = (FailureClass.CONFIGURATION, str(error)), 1
     except Interrupted as error:
         failure, exit_code = (FailureClass.INTERRUPTED, str(error)), error.exit_code
+    except OSError as error:
+        failure, exit_code = (FailureClass.OUTPUT_NOT_WRITTEN, f"{error.strerror or error}: {error.filename or out}"), 1
+    except Exception as error:
+        _record(point, name, folder, failures, FailureClass.UNKNOWN, f"{type(error).__name__}: {error}")
+        raise
     _record(point, name, folder, failures, *failure)
     return exit_code
 
 
+def launcher_for(point: Point, cluster: Cluster, parts: Parts, folder: Path) -> Launcher:
+    """Return how services are started for a point on its cluster; a container sees what its placeholders name."""
+    situation = Situation(row=point.row, cache=point.plan.cache, options={})
+    read = [PROJECT, *parts.paths.values(), *parts.environments.values()]
+    return Launcher(
+        cluster=cluster,
+        image=point.row.image,
+        vendor=situation.vendor,
+        mounts=(*((path, "ro") for path in read), (folder, "rw")),
+    )
+
+
+def cluster_of(point: Point, file: Path) -> Cluster:
+    """Return the cluster of a point's runner; raises InputError if the file does not name it."""
+    known = yamlfile.validate(Clusters, yamlfile.load(file), file).clusters
+    if point.row.runner not in known:
+        raise InputError(
+            f"runner {point.row.runner!r} is not listed", file=file, key="clusters", allowed=", ".join(sorted(known))
+        )
+    return known[point.row.runner]
+
+
 def _record(point: Point, attempt: str, folder: Path, failures: Path, kind: FailureClass, message: str) -> None:
-    # The client's log last: what it reports is a symptom of what a service reports.
-    logs = sorted(folder.glob("*.log"), key=lambda log: (log.name == "client.log", log.name))
-    cause = None
-    for log in logs:
-        with log.open(errors="replace") as stream:
-            cause = cause or first_cause(stream)
+    services = [folder / f"{service.name}.log" for service in point.plan.services]
+    client = folder / "client.log"
+    seen = diagnose(kind, services, client)
     record = Failure(
         schema_version=Failure.SCHEMA_VERSION,
         point=point.id,
         attempt=attempt,
-        failure_class=kind,
+        failure_class=seen.failure_class,
         message=message,
-        first_cause=cause,
-        worth_retrying=kind in WORTH_RETRYING,
+        first_cause=seen.first_cause,
+        worth_retrying=seen.failure_class in WORTH_RETRYING,
         unix_s=time.time(),
-        logs=tuple(str(log) for log in logs),
+        logs=tuple(str(log) for log in (*services, client) if log.exists()),
+        seen_as=kind,
+        known_as=seen.known_as,
     )
     path = failures / f"{point.id}.{attempt}.json"
-    record.write(path)
-    shown = [f"{point.id}: {kind}: {message}", *([f"first cause: {cause}"] if cause else []), f"record: {path}"]
+    shown = [f"{point.id}: {seen.failure_class}: {message}"]
+    shown += [f"first cause: {seen.first_cause}"] if seen.first_cause else []
+    shown += [f"known as: {seen.known_as}"] if seen.known_as else []
+    try:
+        record.write(path)
+        shown.append(f"record: {path}")
+    except OSError as error:
+        shown.append(f"no record was written ({error})")
     print("; ".join(shown), file=sys.stderr)
 
 
@@ -615,6 +475,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="where traces and models are prepared")
     parser.add_argument("--environments", type=Path, default=Path(".envs"), help="where environments are prepared")
     parser.add_argument(
+        "--clusters", type=Path, default=Path("configs/clusters.yaml"), help="how the point's runner starts services"
+    )
+    parser.add_argument(
         "--try",
         type=int,
         default=1,
@@ -627,6 +490,7 @@ def main() -> int:
     parent = os.getppid() if arguments.stop_with_parent else None
     try:
         point = Point.read(arguments.point)
+        cluster = cluster_of(point, arguments.clusters)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
@@ -635,6 +499,7 @@ def main() -> int:
         arguments.out,
         arguments.results,
         arguments.environments,
+        cluster=cluster,
         tries=arguments.tries,
         parent=parent,
         log=arguments.log,

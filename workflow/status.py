@@ -5,6 +5,7 @@ about an ended job is written down beside our own records of failures: it forget
 """
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -13,19 +14,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from workflow import jobs
 from workflow.adoption import lock_advice
 from workflow.contract import InputError, Strict
 from workflow.failures import WORTH_RETRYING, Failure, FailureClass
 from workflow.jobs import Command, Job, ask
+from workflow.lease import live_lease
 from workflow.metrics import PointMetrics
 from workflow.points import Point
-from workflow.runs import Run, live_lease
+from workflow.runs import Run
 
-State = Literal["planned", "queued", "running", "measured", "done", "invalid", "failed"]
-STATES: tuple[State, ...] = ("planned", "queued", "running", "measured", "done", "invalid", "failed")
+State = Literal["planned", "queued", "running", "measured", "done", "invalid", "failed", "refused"]
+STATES: tuple[State, ...] = get_args(State)
 SELECTORS = ("state", "reason", "entry", "arm", "concurrency", "group", "point")
 
 
@@ -34,7 +36,7 @@ class PointState(Strict):
 
     point: str
     state: State
-    """`measured`: there is a result, which has not been judged yet."""
+    """`measured`: there is a result that has not been judged yet; `refused`: by preflight, before it cost anything."""
     arm: str
     concurrency: int
     entry: int
@@ -139,16 +141,26 @@ def states(folder: Path, queued: Iterable[Job]) -> list[PointState]:
     results = folder / "results"
     running = jobs.newest_by_point(job for job in queued if job.live)
     failures = _by_point(results / "failures")
-    return [_state_of(point, results, running.get(point.id), failures.get(point.id, [])) for point in planned(results)]
+    return [
+        _state_of(point, refused, results, running.get(point.id), failures.get(point.id, []))
+        for point, refused in planned(results)
+    ]
 
 
-def planned(results: Path) -> list[Point]:
-    """Return the points of results/plan.tsv."""
+def planned(results: Path) -> list[tuple[Point, tuple[str, ...]]]:
+    """Return the points of results/plan.tsv, each with the codes for which preflight refuses it, if it does."""
     plan = results / "plan.tsv"
     if not plan.exists():
         raise InputError("nothing is planned yet", file=plan, do="run `snakemake --dry-run` first")
-    names = [line.split("\t", 1)[0] for line in plan.read_text().splitlines()[1:]]
-    return [Point.read(results / "points" / f"{name}.json") for name in names]
+    with plan.open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream, delimiter="\t") if row["point"] != "-"]
+    return [
+        (
+            Point.read(results / "points" / f"{row['point']}.json"),
+            tuple(row["why"].split(",")) if row["state"] == "refused" else (),
+        )
+        for row in rows
+    ]
 
 
 def _by_point(folder: Path) -> dict[str, list[Failure]]:
@@ -159,7 +171,9 @@ def _by_point(folder: Path) -> dict[str, list[Failure]]:
     return {point: sorted(records, key=lambda record: record.unix_s) for point, records in found.items()}
 
 
-def _state_of(point: Point, results: Path, job: Job | None, failures: list[Failure]) -> PointState:
+def _state_of(
+    point: Point, refused: tuple[str, ...], results: Path, job: Job | None, failures: list[Failure]
+) -> PointState:
     def state(name: State, reasons: tuple[str, ...] = (), detail: str = "", job_id: str | None = None) -> PointState:
         return PointState(
             point=point.id,
@@ -186,6 +200,8 @@ def _state_of(point: Point, results: Path, job: Job | None, failures: list[Failu
         return state("running", detail=said, job_id=job.id if job else None)
     if (out / "run.json").exists():
         return _measured(point, results, state_of=state)
+    if refused:
+        return state("refused", refused, "preflight: see results/preflight.tsv")
     if failures:
         last = failures[-1]
         cause = f"; first cause: {last.first_cause}" if last.first_cause else ""
@@ -222,7 +238,7 @@ class StateOf(Protocol):
 def render(found: list[PointState], *, problems_only: bool = False) -> str:
     """Return a line for each point, the counts, and what to do next."""
     counts = Counter(point.state for point in found)
-    shown = [point for point in found if not problems_only or point.state in ("failed", "invalid")]
+    shown = [point for point in found if not problems_only or point.state in ("failed", "invalid", "refused")]
     rows = [
         (point.point, point.state, point.job or "-", ", ".join(point.reasons) or "-", point.detail) for point in shown
     ]
@@ -276,7 +292,7 @@ def main() -> int:
         metavar="KEY=VALUE,...",
         help=f"print the run files of these points, for `snakemake -R`; keys: {', '.join(SELECTORS)}",
     )
-    parser.add_argument("--problems", action="store_true", help="only points that failed or are invalid")
+    parser.add_argument("--problems", action="store_true", help="only points that failed, are invalid or are refused")
     arguments = parser.parse_args()
     folder = Path.cwd()
     try:

@@ -139,7 +139,7 @@ def write_plan(sweep: Sweep, results: Path) -> None:
     texts[results / "preflight.tsv"] = preflight_tsv(sweep)
     for path, text in texts.items():
         if not path.exists() or path.read_text() != text:
-            write_atomic(path, text.encode())
+            write_atomic(path, text.encode(), durable=False)
 
 
 def preflight_tsv(sweep: Sweep) -> str:

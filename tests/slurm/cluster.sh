@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Slurm of one node for the tests: slurmctld and slurmd without systemd, with pretend GPUs.
 #
-#   cluster.sh install        install the packages with apt (root)
+#   cluster.sh install        install the packages with apt (as root, or with sudo)
 #   cluster.sh start [DIR]    start it and print the exports that a client needs: eval "$(cluster.sh start DIR)"
 #   cluster.sh stop [DIR]     stop exactly what `start` started, by pid file, with its jobs
 #   cluster.sh cut [DIR]      end the node as a power cut does: its daemon and all processes of its jobs
@@ -166,8 +166,10 @@ cut_power() {
 
 case $command in
   install)
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    sudo=()
+    [ "$(id -u)" = 0 ] || sudo=(sudo)
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       slurmctld slurmd slurm-client slurm-wlm-basic-plugins
     ;;
   start) start ;;

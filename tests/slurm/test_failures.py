@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from conftest import QUICK, planned, slurm_says, until
+from checkouts import QUICK, planned, slurm_says, until
 
 ARMS = [f"{arm}-c{concurrency}" for arm in ("none", "llamacpp-ram") for concurrency in (1, 2, 3)]
 
@@ -118,10 +118,12 @@ def test_a_node_that_goes_down_and_comes_back(checkout):
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", f"results/runs/{target}/run.json")
     until(lambda: len(checkout.seen()) == 1, "the replay")
     node("cut")
-    checkout.job_of("none-c1", "PENDING")
+    job = checkout.job_of("none-c1", "PENDING")
     assert checkout.states()["none-c1"]["state"] == "queued"
     checkout.behave({})
     node("slurmd")
+    # Slurm holds a job that lost its node back for two minutes.
+    slurm_says("scontrol", "update", f"jobid={job}", "starttime=now")
     assert head.wait(150) == 0, checkout.said[-3000:]
     assert len(checkout.jobs()) == 1, "Slurm queued the same job again"
     assert len(checkout.seen()) == 2, "and it measured anew"

@@ -64,3 +64,9 @@ def test_a_wrong_override_says_that_it_came_from_the_command_line(tmp_path):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"none\.yaml: no such file"):
         load_config([tmp_path / "none.yaml"], {})
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), (True, True)])
+def test_partial_is_switched_on_as_a_shell_user_writes_it(word, value):
+    """`snakemake --config partial=true` hands over the text `true`."""
+    assert load_config([], {"partial": word}).partial is value

@@ -31,7 +31,7 @@ def folder(tmp_path):
     points = [point(), point(backend="vllm-simple")]
     for one in points:
         one.write(tmp_path / f"results/points/{one.id}.json")
-    (tmp_path / "results/plan.tsv").write_text(plan_tsv(points))
+    (tmp_path / "results/plan.tsv").write_text(plan_tsv(points, (), {}, ()))
     return tmp_path
 
 
@@ -82,6 +82,13 @@ def test_every_planned_point_has_a_state(folder, name):
     assert [state.state for state in states(folder, [])] == ["planned", "planned"]
     waiting = state_of(folder, name, [Job("7", name, "PENDING", "Resources")])
     assert (waiting.state, waiting.job, waiting.detail) == ("queued", "7", "Resources")
+
+
+def test_a_point_that_preflight_refuses_says_so(folder, name):
+    points = [point(), point(backend="vllm-simple")]
+    (folder / "results/plan.tsv").write_text(plan_tsv(points, (), {name: "shm_too_small,memlock"}, ()))
+    found = state_of(folder, name)
+    assert (found.state, found.reasons) == ("refused", ("shm_too_small", "memlock"))
 
 
 def test_the_phase_of_a_running_point_and_since_when(folder, name):
