@@ -106,6 +106,12 @@ def test_error_storm(bench):
     assert "500" in failure.message
 
 
+def test_the_server_is_blamed_by_a_client_that_ends_with_it(bench):
+    dying = bench.engine("--good", "12", "--then", "vanish").with_plan(client_env={"CLIENT_MODE": "quit"})
+    assert dying.run() == 1
+    assert bench.failure().failure_class == FailureClass.ENGINE_DIED
+
+
 def test_server_killed_by_the_kernel_for_memory(bench, monkeypatch):
     counts = iter([3, 4])
     monkeypatch.setattr(runs, "oom_kills", lambda: next(counts))
