@@ -149,6 +149,17 @@ def _cgroup_limit(root: Path) -> int | None:
     return min(limits, default=None)
 
 
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Return how many processes the kernel has killed for memory in the job's control group; None where unknown."""
+    try:
+        own = (root / "proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        events = (root / "sys/fs/cgroup" / own / "memory.events").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
 def _disk(path: Path, *, total: bool = False) -> int | None:
     if not path.is_dir():
         return None

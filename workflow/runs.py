@@ -36,6 +36,7 @@ from workflow.failures import (
 )
 from workflow.launchers import Command, Launcher
 from workflow.lease import lease, live_lease
+from workflow.node import oom_kills
 from workflow.parts import Parts, find_parts
 from workflow.points import Point
 from workflow.processes import Guard, Managed
@@ -236,6 +237,7 @@ def measure(attempt: Attempt) -> Run:
     warnings = startup.check_node(attempt)
     memory = startup.gpu_memory_used_shares()
     left_behind: list[str] = []
+    killed = oom_kills()
     guard = attempt.guard = Guard(attempt.name, PROJECT)
     try:
         with attempt.phase("serve"):
@@ -251,6 +253,12 @@ def measure(attempt: Attempt) -> Run:
         with attempt.phase("check"):
             words, changed = probe_after(attempt, answers)
         leftovers.note(attempt.folder, attempt.members())
+    except AttemptFailed as error:
+        count = (oom_kills() or 0) - (killed or 0)
+        if count > 0:
+            says = f"{error.message}; the kernel killed {count} processes of this job for its memory"
+            raise AttemptFailed(FailureClass.OUT_OF_MEMORY, says) from error
+        raise
     finally:
         attempt.stopping.set()
         with attempt.phase("stop"):

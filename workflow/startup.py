@@ -1,6 +1,7 @@
 """From an empty node to a server that answers as the point declares: preflight, services in order, the first token."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -39,17 +40,28 @@ def node_facts(attempt: Attempt) -> NodeFacts:
     gpus = gpu_memory_used_shares()
     known: dict[str, Any] = {"packages": attempt.parts.packages}
     if gpus:
-        # What CUDA_VISIBLE_DEVICES leaves of the node's devices is what the job has.
         known |= {"gpus_visible": len(gpus), "gpu_memory_used_share": max(gpus)}
     return facts.model_copy(update=known)
 
 
-def gpu_memory_used_shares() -> list[float]:
-    """Return the share of memory in use on each NVIDIA GPU of the job, by nvidia-smi; empty without the tool."""
+def nvidia_smi() -> tuple[str, ...] | None:
+    """Return the command that asks about the job's own NVIDIA GPUs, or None without the tool.
+
+    It lists all GPUs of the node unless the job's control group hides some; CUDA_VISIBLE_DEVICES it ignores.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
+        return None
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return (tool, f"--id={chosen}") if chosen else (tool,)
+
+
+def gpu_memory_used_shares() -> list[float]:
+    """Return the share of memory in use on each NVIDIA GPU of the job; empty where it cannot be asked."""
+    command = nvidia_smi()
+    if command is None:
         return []
-    argv = [tool, "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
+    argv = [*command, "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

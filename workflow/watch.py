@@ -24,6 +24,7 @@ from workflow.failures import AttemptFailed, FailureClass
 from workflow.launchers import Command
 from workflow.processes import Managed
 from workflow.readers.aliases import QUANTITIES
+from workflow.startup import nvidia_smi
 
 LONGEST_STALL_S = 300.0
 """Time without a token after which a server counts as stalled; a shorter request timeout shortens it."""
@@ -265,9 +266,9 @@ def keep_evidence(attempt: Attempt) -> None:
 
 def start_power_samples(attempt: Attempt) -> Managed | None:
     """Start the vendor's tool that writes `gpu_metrics.csv`, a row a second and GPU; None without GPUs or tool."""
-    tool = shutil.which("nvidia-smi")
+    tool = nvidia_smi()
     if tool is None or attempt.launcher.vendor != "nvidia":
         return None
     fields = "timestamp,index,power.draw,temperature.gpu,clocks.sm,utilization.gpu,memory.used"
-    argv = (tool, f"--query-gpu={fields}", "--format=csv", "--loop=1")
+    argv = (*tool, f"--query-gpu={fields}", "--format=csv", "--loop=1")
     return attempt.start("power", Command(argv, {}), log="gpu_metrics.csv")

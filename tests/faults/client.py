@@ -41,6 +41,8 @@ with (folder / "profile_export.jsonl").open("w") as records:
                 urllib.request.urlopen(request, timeout=600).read()
                 good += 1
             except OSError as error:
+                if mode == "quit":
+                    sys.exit(0)
                 record["error"] = {"type": type(error).__name__, "message": str(error)}
             record["metadata"]["request_end_ns"] = time.time_ns()
             records.write(json.dumps(record) + "\n")

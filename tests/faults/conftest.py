@@ -45,6 +45,10 @@ class Bench:
         """Return a bench whose point has another serve plan."""
         return replace(self, point=self.point.model_copy(update={"plan": self.point.plan.model_copy(update=change)}))
 
+    def with_point(self, **change: Any) -> "Bench":
+        """Return a bench with another point."""
+        return replace(self, point=self.point.model_copy(update=change))
+
     def with_replay(self, **change: Any) -> "Bench":
         """Return a bench whose point is replayed otherwise."""
         return replace(

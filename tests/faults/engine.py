@@ -21,7 +21,7 @@ arguments.add_argument("--port", type=int, required=True)
 arguments.add_argument("--name", default="model")
 arguments.add_argument("--good", type=int, default=10**9)
 arguments.add_argument(
-    "--then", default="good", choices=["good", "hang", "fail", "fail-some", "die", "nonsense", "refuse"]
+    "--then", default="good", choices=["good", "hang", "fail", "fail-some", "die", "nonsense", "refuse", "vanish"]
 )
 arguments.add_argument("--load", default="well", choices=["well", "die", "never", "no-token"])
 arguments.add_argument("--shm", help="leave a file of this name in /dev/shm")
@@ -76,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         if how == "hang":
             time.sleep(3600)
+        if how == "vanish":
+            os.kill(os.getpid(), signal.SIGKILL)
         if how == "die":
             print(
                 "Traceback (most recent call last):\n  File x\nAssertionError: popleft_n of an empty queue", flush=True

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.conftest import wait_for
 from tests.faults.conftest import end
-from workflow import leftovers, processes
+from workflow import leftovers, processes, runs
 from workflow.contract import Reason
 from workflow.failures import FailureClass
 from workflow.integrity import Integrity
@@ -104,6 +104,21 @@ def test_error_storm(bench):
     assert failure.failure_class == FailureClass.ERROR_STORM
     assert failure.worth_retrying
     assert "500" in failure.message
+
+
+def test_the_server_is_blamed_by_a_client_that_ends_with_it(bench):
+    dying = bench.engine("--good", "12", "--then", "vanish").with_plan(client_env={"CLIENT_MODE": "quit"})
+    assert dying.run() == 1
+    assert bench.failure().failure_class == FailureClass.ENGINE_DIED
+
+
+def test_server_killed_by_the_kernel_for_memory(bench, monkeypatch):
+    counts = iter([3, 4])
+    monkeypatch.setattr(runs, "oom_kills", lambda: next(counts))
+    assert bench.engine("--good", "12", "--then", "vanish").run() == 1
+    failure = bench.failure()
+    assert failure.failure_class == FailureClass.OUT_OF_MEMORY
+    assert "killed by signal 9; the kernel killed 1 processes" in failure.message
 
 
 def test_sidecar_killed(bench):

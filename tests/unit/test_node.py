@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from workflow.node import path_facts, read_facts
+from workflow.node import oom_kills, path_facts, read_facts
 
 
 @pytest.fixture
@@ -60,3 +60,9 @@ def test_a_folder_with_a_config_is_no_checkpoint_before_every_shard_is_there(tmp
 def test_an_index_that_was_cut_off_counts_as_missing_weights(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": ')
     assert path_facts(tmp_path).shards_missing == 1
+
+
+def test_processes_that_the_kernel_killed_for_memory_are_counted(machine):
+    assert oom_kills(machine) is None
+    (machine / "sys/fs/cgroup/slurm/job_7/memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(machine) == 2

@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow.contract import Reason
-from workflow.watch import STORM, Clock, RecordTail, Stall, append_gzip, error_text, sample, totals
+from workflow.readers.power_samples import read_power
+from workflow.watch import (
+    STORM,
+    Clock,
+    RecordTail,
+    Stall,
+    append_gzip,
+    error_text,
+    sample,
+    start_power_samples,
+    totals,
+)
 
 VLLM = b"""\
 # HELP vllm:num_requests_running Number of requests
@@ -159,3 +170,46 @@ def test_samples_can_be_read_up_to_the_one_that_was_cut_off(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with gzip.open(path) as stream:
         assert stream.read(len(gzip.decompress(whole))) == gzip.decompress(whole)
+
+
+POWER = """\
+timestamp, index, power.draw [W], temperature.gpu, clocks.current.sm [MHz], utilization.gpu [%], memory.used [MiB]
+2026/12/01 07:23:54.808, 0, 113.31 W, 37, 375 MHz, 0 %, 0 MiB
+2026/12/01 07:23:55.814, 0, 78.92 W, 37, 345 MHz, 0 %, 0 MiB
+"""
+
+
+class OnGpu:
+    """As much of an attempt as the power samples look at."""
+
+    class launcher:  # noqa: N801
+        vendor = "nvidia"
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, name, command, log):
+        self.started.append((name, command.argv, log))
+        return "process"
+
+
+def test_power_is_sampled_in_the_form_that_metrics_read(tmp_path, monkeypatch):
+    """The rows are what nvidia-smi of driver 580.159 wrote on an H200 for this command."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    attempt = OnGpu()
+    assert start_power_samples(attempt) == "process"
+    ((_, argv, log),) = attempt.started
+    assert argv[:2] == (str(tool), "--id=0")
+    (tmp_path / log).write_text(POWER)
+    times, watts = read_power(tmp_path / log).gpus["0"]
+    assert list(watts) == [113.31, 78.92]
+    assert times[1] - times[0] == pytest.approx(1.006)
+
+
+def test_no_power_is_sampled_without_the_tool_or_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert start_power_samples(OnGpu()) is None
