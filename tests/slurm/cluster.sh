@@ -69,7 +69,7 @@ SwitchType=switch/none
 MpiDefault=none
 # A node that was down serves again as soon as its daemon answers.
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=20
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
