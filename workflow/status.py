@@ -49,6 +49,10 @@ class PointState(Strict):
     """The Slurm job that is queued or runs, or that failed last."""
 
 
+NOT_TRIED = ": not tried again: "
+"""What an attempt says that ends at once, since the one before it failed in a way that is not worth another try."""
+
+
 # --------------------------------------------------------------------------------------------- what happened
 def collect(folder: Path, queued: Iterable[Job], command: Command = ask) -> None:
     """Write a record to results/failures/ for each ended job whose end only Slurm or Snakemake knows.
@@ -73,6 +77,8 @@ def _collect_job(job: Job, folder: Path, failures: Path, *, cancelled_by_us: boo
     if record.exists():
         return
     text = log.read_text(errors="replace") if log.exists() else ""
+    if NOT_TRIED in text:
+        return  # it only repeated an earlier cause, whose record stands
     cause = jobs.cause_of(job, text, os.getuid())
     own = own_records(failures, job)
     if cause is None and job.state not in ("COMPLETED", "UNKNOWN") and not own:

@@ -23,7 +23,7 @@ def test_two_clusters_six_points_one_fails_twice_and_then_works(checkout):
             assert not set(one["gpus"].split(",")) & set(other["gpus"].split(",")), "two points on one GPU"
     assert {state["state"] for state in checkout.states().values()} == {"measured"}
     # S16, S17: neither the same command nor an edit of code that is not measured plans a job.
-    plot = checkout.root / "workflow/figures.py"
+    plot = checkout.root / "workflow/style.py"
     plot.write_text(plot.read_text() + "\n")
     code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point")
     assert code == 0

@@ -157,6 +157,13 @@ def test_an_engine_that_died_stays_an_engine_that_died(folder, name):
     assert state_of(folder, name).reasons == ("engine_died",)
 
 
+def test_a_try_that_only_repeats_an_earlier_cause_does_not_hide_it(folder, name):
+    own_record(folder, name, "job7-20260101T000000", FailureClass.CONFIGURATION)
+    kept_log(folder, name, 8, f"{name}: not tried again: configuration: a part is missing\n")
+    collect(folder, [Job("7", name, "FAILED"), Job("8", name, "FAILED")], says()[0])
+    assert state_of(folder, name).reasons == ("configuration",)
+
+
 def test_a_job_that_left_nothing_at_all_is_not_lost(folder, name):
     collect(folder, [Job("7", name, "FAILED")], says()[0])
     found = state_of(folder, name)
