@@ -179,6 +179,24 @@ def test_children_that_leave_the_group_and_shared_memory_are_cleaned_up(bench, d
     assert not (leftovers.SHM / name).exists()
 
 
+def test_shared_memory_of_others_is_reported_and_left_alone(bench):
+    path = leftovers.SHM / f"vllm_offload_{os.getpid()}.mmap"
+    path.write_bytes(b"x")
+    try:
+        assert bench.run() == 1
+        assert bench.failure().failure_class == FailureClass.NODE_UNFIT
+        assert path.name in bench.failure().message
+        with path.open():  # a live process has it open: a neighbour, and no leftover
+            job = bench.start()
+            try:
+                assert job.wait(60) == 0
+            finally:
+                end(job)
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
 def test_checkpoint_without_a_shard_is_refused_before_anything_is_started(bench):
     checkpoint = bench.root / "checkpoint"
     (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1.safetensors"}}')
