@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -157,18 +158,23 @@ def point_threads(wildcards):
     return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
 
 
+@cache
+def allocation_of(point, attempt):
+    """Return what is asked of Slurm for an attempt at a point; None on a machine that is not run by Slurm."""
+    cluster, runner = SWEEP.cluster(point), SWEEP.points[point].row.runner
+    if cluster.slurm is None and not workflow.local_exec:
+        raise WorkflowError(
+            f"{SWEEP.config.clusters}: clusters.{runner}: no key slurm, so nobody knows the partition of {point};"
+            " add it (docs/first-sweep.md), or run with --executor local"
+        )
+    return allocate(SWEEP.points[point], cluster, attempt)
+
+
 def asked(field):
     """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
 
     def value(wildcards, attempt):
-        cluster = SWEEP.cluster(wildcards.point)
-        if cluster.slurm is None and not workflow.local_exec:
-            runner = SWEEP.points[wildcards.point].row.runner
-            raise WorkflowError(
-                f"{SWEEP.config.clusters}: clusters.{runner}: no key slurm, so nobody knows the partition of"
-                f" {wildcards.point}; add it (docs/first-sweep.md), or run with --executor local"
-            )
-        allocation = allocate(SWEEP.points[wildcards.point], cluster, attempt)
+        allocation = allocation_of(wildcards.point, attempt)
         # On this machine nothing is asked for; Snakemake still wants a number where a resource has a unit.
         unasked = {"memory_mib": 0, "runtime": "0m", "summary": "this machine"}
         return unasked.get(field) if allocation is None else getattr(allocation, field)

@@ -18,7 +18,7 @@ rule figure:
         svg=report(
             "results/figures/{figure}.svg",
             # A caption file takes no wildcard, so one file shows the text that stands in the parameters.
-            caption="../workflow/captions/any.rst",
+            caption="../workflow/templates/caption.rst",
             category="Figures",
             labels={"figure": "{figure}"},
         ),

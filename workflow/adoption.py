@@ -19,9 +19,10 @@ import psutil
 from workflow import jobs
 from workflow.contract import InputError
 from workflow.jobs import Job
+from workflow.lease import live_lease
 from workflow.points import Point
 from workflow.processes import wait_until
-from workflow.runs import Run, live_lease
+from workflow.runs import Run
 
 POLL_S = 5.0
 SETTLE_S = 15.0

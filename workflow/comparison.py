@@ -45,6 +45,10 @@ COLUMNS = (
     *("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions"),
     *("points", "against_points"),
 )
+_NEEDED = (
+    *("point", "group", "concurrency", "arm", "status", "reasons"),
+    *("definition_version", "trace_sha256", "versions", "budget_gb"),
+)
 _STATUS = {"invalid": "is invalid", "failed": "failed", "missing": "is missing"}
 _COUNTS = ("repeats", "requests", "sessions", "against_repeats", "against_requests", "against_sessions")
 
@@ -88,6 +92,8 @@ def compare(table: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> Compar
     `table` is the sweep's table (one row a planned point), `requests` holds the successful profiled requests of each
     measured point. Repeats of a point are pooled; repeats that are not `ok` are left out.
     """
+    # Cells are cut out of the table often, and most of its columns are of no use here.
+    table = table[[*_NEEDED, *(metric.name for metric in COMPARED)]]
     pairs: list[dict[str, Any]] = []
     arms: list[dict[str, Any]] = []
     for group, planned in table.groupby("group", sort=False):

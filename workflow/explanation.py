@@ -1,7 +1,7 @@
 """Why an arm won or lost: sentences derived from what both arms measured. Pure; an unknown number is not guessed."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -39,14 +39,15 @@ def explain(table: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     `table` is the sweep's table, `pairs` the pairs of `comparison.compare`. Pairs that were refused say why, only.
     """
     rows = []
+    keys = ["group", "concurrency", "arm"]
     good = table[table["status"] == "ok"]
+    means = good.groupby(keys)[[name for name in good.select_dtypes("number") if name not in keys]].mean()
     for key, verdicts in pairs.groupby(["group", "concurrency", "arm", "against"], sort=False):
         group, concurrency, arm, against = key
         said = [("verdict", headline(verdicts))]
-        cell = good[(good["group"] == group) & (good["concurrency"] == concurrency)]
-        sides = [cell[cell["arm"] == name] for name in (arm, against)]
         if not set(verdicts["verdict"]) <= {"no baseline", "not comparable"}:
-            ours, theirs = (side.select_dtypes("number").mean() for side in sides)
+            place: list[Any] = [(group, concurrency, name) for name in (arm, against)]
+            ours, theirs = (means.loc[one] for one in place)
             both = Both(str(arm), str(against), ours, theirs, verdicts)
             said += [(topic, text) for topic, tell in TOPICS for text in tell(both)]
         rows += [dict(zip(COLUMNS, (*key, topic, text), strict=True)) for topic, text in said]

@@ -51,7 +51,8 @@ def fairness_table(points: Iterable[Point], table: pd.DataFrame) -> pd.DataFrame
 
 
 def _observed(table: pd.DataFrame) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    for (group, concurrency), cell in table.groupby(["group", "concurrency"], sort=False):
+    narrow = table[["group", "concurrency", "arm", "started_unix_s", *OBSERVED]]
+    for (group, concurrency), cell in narrow.groupby(["group", "concurrency"], sort=False):
         control = cell[cell["arm"] == CONTROL]
         if control.empty:
             continue

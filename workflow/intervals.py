@@ -122,8 +122,8 @@ def resampled_percentile(ordered: Floats, sessions: Codes, counts: npt.NDArray[n
     if ordered.size == 0:
         return np.full(counts.shape[0], np.nan)
     blocks = -(-ordered.size // BLOCK)
-    held = np.zeros((counts.shape[1], blocks))
-    np.add.at(held, (sessions, np.arange(ordered.size) // BLOCK), 1.0)
+    cells = sessions * blocks + np.arange(ordered.size) // BLOCK
+    held = np.bincount(cells, minlength=counts.shape[1] * blocks).reshape(counts.shape[1], blocks).astype(np.float64)
     upto = (counts.astype(np.float64) @ held).cumsum(axis=1)
     total = upto[:, -1]
     padded = np.concatenate([sessions, np.zeros(blocks * BLOCK - ordered.size, np.int64)]).reshape(blocks, BLOCK)

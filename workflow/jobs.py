@@ -183,6 +183,9 @@ _LOG_LINES = (
     (FailureClass.CANCELLED, r"CANCELLED AT \S+ \*\*\*"),
 )
 
+SCHEDULER_CLASSES = frozenset({*_STATES.values(), *(kind for kind, _ in _LOG_LINES), FailureClass.SUBMIT_REFUSED})
+"""Classes that are known from Slurm rather than from the attempt itself."""
+
 
 def cause_of(job: Job, log: str, own_uid: int | None = None) -> Cause | None:
     """Return why Slurm ended a job, from its state and its log; None where the job ended by itself.

@@ -495,7 +495,7 @@ def _(s: Subject) -> str | None:
 
 @rule(
     "shm_leftovers",
-    "error",
+    "warning",
     "A killed server's region holds the memory: the next start fails, or dies without a word while it allocates.",
     "remove the files, after checking that no process has them open",
 )

@@ -35,8 +35,7 @@ from workflow.failures import (
     last_failure,
 )
 from workflow.launchers import Command, Launcher
-from workflow.lease import lease
-from workflow.lease import live_lease as live_lease  # noqa: PLC0414 - for those who look at a run from outside
+from workflow.lease import lease, live_lease
 from workflow.node import oom_kills
 from workflow.parts import Parts, find_parts
 from workflow.points import Point

@@ -21,9 +21,10 @@ from workflow.adoption import lock_advice
 from workflow.contract import InputError, Strict
 from workflow.failures import WORTH_RETRYING, Failure, FailureClass
 from workflow.jobs import Command, Job, ask
+from workflow.lease import live_lease
 from workflow.metrics import PointMetrics
 from workflow.points import Point
-from workflow.runs import Run, live_lease
+from workflow.runs import Run
 
 State = Literal["planned", "queued", "running", "measured", "done", "invalid", "failed", "refused"]
 STATES: tuple[State, ...] = get_args(State)

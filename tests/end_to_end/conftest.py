@@ -19,6 +19,8 @@ CONFIG = """\
 changelog: {file: tests/end_to_end/changelog.yaml}
 masters: [tests/end_to_end/master.yaml]
 replay: {trace_set: coding-agent, duration_s: 6, grace_s: 3, warmup_grace_s: 60, request_timeout_s: 30, workers: 1}
+# In seconds of replay, one pause between turns is a large share of the window, and one request of the tokens.
+limits: {window_share: 0.5, above_ceiling: 0.05}
 """
 
 

@@ -1,5 +1,6 @@
 """A whole sweep of two arms on the real engine with the real client: what it leaves, and what a second start does."""
 
+import base64
 import csv
 import json
 import os
@@ -61,7 +62,7 @@ def test_the_host_cache_raises_the_hit_share(table):
     assert table.loc["none", "prompt_share_host"] == 0
     assert table.loc["llamacpp-ram", "prompt_share_host"] > 0.2
     assert table.loc["llamacpp-ram", "cached_share"] > table.loc["none", "cached_share"] + 0.2
-    assert (table["cached_share"] <= table["ceiling_share"] + 0.01).all()
+    assert (table["cached_share"] <= table["ceiling_share"] + 0.05).all()
     shares = table[[f"prompt_share_{tier}" for tier in ("device", "host", "storage", "peer", "computed")]]
     assert shares.fillna(0).sum(axis=1).tolist() == pytest.approx([1.0, 1.0], abs=0.01)
 
@@ -122,10 +123,10 @@ def test_touching_scripts_rules_modules_and_configs_measures_nothing(swept, tmp_
 @pytest.mark.parametrize(
     ("module", "redone"),
     [
-        ("figures/curves.py", {"figure", "report_page", "all"}),
-        ("timeline.py", {"timeline", "report_page", "all"}),
+        ("figures/curves.py", {"figure", "timelines", "report_page", "all"}),
+        ("report.py", {"report_page", "all"}),
         ("comparison.py", {"comparison", "figure", "report_page", "all"}),
-        ("verdict.py", {"point_metrics", "metrics", "comparison", "figure", "report_page", "all"}),
+        ("verdict.py", {"point_metrics", "metrics", "comparison", "figure", "timelines", "report_page", "all"}),
         ("runs.py", set()),
         ("traces.py", set()),
     ],
@@ -141,17 +142,29 @@ def test_editing_a_module_redoes_its_stage_and_what_follows(swept, module, redon
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_a_stale_number_is_found_although_parts_are_missing_too(swept):
-    # Snakemake forgets what lies behind an ancient input whose own job is due; the parts must not be due for long.
-    path = swept.root / "workflow" / "verdict.py"
-    text, times = path.read_text(), path.stat()
-    path.write_text(text + "\n# edited\n")
-    touch((swept.root / "scripts").glob("*.py"))
-    try:
-        assert swept.planned()["point_metrics"] == 2
-    finally:
-        path.write_text(text)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+def test_a_stale_number_is_found_although_every_rule_was_rewritten(swept, tmp_path):
+    # Snakemake forgets what lies behind an ancient input whose own job is due: then it would call stale numbers done.
+    copy = type(swept)(tmp_path / "copy")
+    shutil.copytree(swept.root, copy.root, symlinks=True)
+    for path in (copy.root / "rules").glob("*.smk"):
+        path.write_text(path.read_text().replace("python -m", "python  -m"))
+    module = copy.root / "workflow" / "comparison.py"
+    module.write_text(module.read_text() + "\n# edited\n")
+    planned = copy.planned()
+    assert planned["comparison"] == 1
+    assert planned["figure"] > 1
+    assert not {"run_point", "trace_set", "model", "environment"} & set(planned)
+
+
+def test_a_run_that_was_published_just_before_a_kill_counts(swept, tmp_path):
+    copy = type(swept)(tmp_path / "copy")
+    shutil.copytree(swept.root, copy.root, symlinks=True)
+    # What Snakemake leaves when it is killed between a job's last write and its own note that the job is done.
+    folder = copy.root / ".snakemake" / "incomplete"
+    folder.mkdir(exist_ok=True)
+    for run in copy.runs():
+        (folder / base64.urlsafe_b64encode(str(run.relative_to(copy.root)).encode()).decode()).touch()
+    assert "run_point" not in copy.planned("--rerun-incomplete")
 
 
 def test_a_changed_artefact_is_refused(swept, tmp_path):

@@ -21,6 +21,7 @@ class Checkout:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.heads: list[subprocess.Popen[str]] = []
         names = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
             cwd=PROJECT,
@@ -71,7 +72,7 @@ class Checkout:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `snakemake` in a session of its own, its output in head.log."""
         with (self.root / "head.log").open("a") as log:
-            return subprocess.Popen(
+            head = subprocess.Popen(
                 [str(Path(sys.executable).parent / "snakemake"), *arguments],
                 cwd=self.root,
                 stdout=log,
@@ -79,6 +80,17 @@ class Checkout:
                 text=True,
                 start_new_session=True,
             )
+        self.heads.append(head)
+        return head
+
+    def close(self) -> None:
+        """End the heads and jobs that a failed test left behind."""
+        for head in self.heads:
+            if head.poll() is None:
+                head.kill()
+                head.wait()
+        if live := [number for number, state, _ in self.jobs() if state in ("RUNNING", "PENDING")]:
+            subprocess.run(["scancel", *live], check=True)
 
     def snakemake(self, *arguments: str, timeout_s: float = 240.0) -> tuple[int, str]:
         """Run `snakemake` to its end and return its exit code and what it said."""

@@ -26,6 +26,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def checkout(slurm: dict[str, str], tmp_path: Path) -> Checkout:  # noqa: ARG001 - a mark has no effect on a fixture
-    """Return a clean checkout."""
-    return Checkout(tmp_path)
+def checkout(slurm: dict[str, str], tmp_path: Path) -> Iterator[Checkout]:  # noqa: ARG001 - it has to be there first
+    """Return a clean checkout; whatever a test left running there is ended."""
+    made = Checkout(tmp_path)
+    yield made
+    made.close()

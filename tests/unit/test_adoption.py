@@ -3,14 +3,14 @@
 import os
 import time
 
-import psutil
 import pytest
 
 from workflow import adoption
 from workflow.adoption import adopt, live_holders, lock_advice, result_of
 from workflow.contract import InputError
 from workflow.jobs import Job
-from workflow.runs import Host, Lease, Run
+from workflow.lease import Lease, _born
+from workflow.runs import Host, Run
 
 
 def a_run(point="p", attempt="job7-20260101T000000", started=1.0):
@@ -37,8 +37,7 @@ def a_run(point="p", attempt="job7-20260101T000000", started=1.0):
 
 
 def a_lease(runs, point, **changes):
-    me = psutil.Process()
-    fields = {"attempt": "a1", "host": os.uname().nodename, "pid": me.pid, "created_unix_s": me.create_time()}
+    fields = {"attempt": "a1", "host": os.uname().nodename, "pid": os.getpid(), "born": _born(os.getpid())}
     lease = Lease(**{**fields, "stopping": False, **changes})
     (runs / point).mkdir(parents=True, exist_ok=True)
     (runs / point / "lease.json").write_text(lease.model_dump_json())
@@ -51,7 +50,7 @@ def test_queued_and_running_jobs_hold_their_points(tmp_path):
 
 def test_a_live_lease_holds_a_point_that_slurm_does_not_know(tmp_path):
     a_lease(tmp_path, "p")
-    a_lease(tmp_path, "q", created_unix_s=1.0)  # the pid is somebody else's by now
+    a_lease(tmp_path, "q", born="1")  # the pid is somebody else's by now
     a_lease(tmp_path, "r", stopping=True)
     a_lease(tmp_path, "other")
     assert live_holders(["p", "q", "r"], [], tmp_path) == {"p": ("a1",)}

@@ -8,7 +8,8 @@ import yaml
 
 from workflow import yamlfile
 from workflow.config import Clusters
-from workflow.failures import WORTH_RETRYING, FailureClass
+from workflow.failures import FailureClass
+from workflow.jobs import SCHEDULER_CLASSES
 from workflow.status import SELECTORS
 
 
@@ -25,10 +26,10 @@ def test_the_example_is_a_valid_clusters_file_that_shows_every_key(text):
     assert set(type(cluster.slurm).model_fields) | set(type(cluster).model_fields) <= shown
 
 
-def test_every_class_of_failure_is_explained_and_retried_as_it_says(text):
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|no) \|", text, re.MULTILINE))
-    assert set(rows) == {kind.value for kind in FailureClass}
-    assert {kind for kind, tried in rows.items() if tried == "yes"} == {kind.value for kind in WORTH_RETRYING}
+def test_what_to_do_about_each_class_that_only_slurm_knows(text):
+    rows = set(re.findall(r"^\| `(\w+)` \| \S", text, re.MULTILINE))
+    assert rows <= {kind.value for kind in FailureClass}
+    assert {kind.value for kind in SCHEDULER_CLASSES} <= rows
 
 
 def test_every_key_of_a_selection_is_named(text):
@@ -82,4 +83,5 @@ def test_only_measuring_is_submitted(project):
             local |= set(re.findall(r"\w+", block))
         rules |= set(re.findall(r"^rule (\w+):|^use rule \w+ as (\w+) with:", path.read_text(), re.MULTILINE))
     names = {one or other for one, other in rules}
-    assert names - local == {"run_point"}
+    # `all` has nothing to run.
+    assert names - local == {"run_point", "all"}

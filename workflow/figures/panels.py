@@ -37,6 +37,7 @@ def means(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     Where some repeats are `ok`, only those count; else those that are invalid do, for a hollow marker.
     """
     found = []
+    rows = rows[["arm", "concurrency", "status", *columns]]
     for (arm, concurrency), cell in rows.groupby(["arm", "concurrency"], sort=False):
         good = cell[cell["status"] == "ok"]
         used = good if len(good) else cell[cell["status"] == "invalid"]
