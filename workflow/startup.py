@@ -16,8 +16,10 @@ from workflow.node import NodeFacts, read_facts
 from workflow.preflight import preflight
 from workflow.serving import Service, fill, ports_of
 
-OF_THIS_NODE = frozenset({"shm_leftovers", "gpu_memory_in_use", "rdma_down", "ports_taken", "tier_above_available"})
-"""Preflight rules that a state of one node breaks, not what was declared."""
+OF_THIS_NODE = frozenset(
+    {"gpu_memory_in_use", "ports_taken", "rdma_down", "shm_below_lmcache", "shm_too_small", "tier_above_available"}
+)
+"""Preflight rules that a state of one node may break, not only what was declared: another try costs seconds."""
 
 
 def check_node(attempt: Attempt) -> tuple[str, ...]:
