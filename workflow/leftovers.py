@@ -35,6 +35,11 @@ def used_bytes(shm: Path = SHM) -> int | None:
     return facts.f_frsize * (facts.f_blocks - facts.f_bfree)
 
 
+def in_use(shm: Path = SHM) -> set[str]:
+    """Return the names of files in /dev/shm that any process which may be looked at has open or mapped."""
+    return {name for pid in psutil.pids() for name in _open_files(pid, shm)}
+
+
 def _open_files(pid: int, shm: Path) -> set[str]:
     names: set[str] = set()
     folder = Path(f"/proc/{pid}")
@@ -85,10 +90,10 @@ def remove(folders: Iterable[Path], shm: Path = SHM) -> list[str]:
     left = {held.name: held for held in listed if _inode(shm / held.name) == held.inode}
     if not left:
         return []
-    in_use = {name for pid in psutil.pids() for name in _open_files(pid, shm)}
+    used = in_use(shm)
     removed = []
     for name, held in left.items():
-        if name not in in_use:
+        if name not in used:
             (shm / name).unlink(missing_ok=True)
             removed.append(f"{name} ({held.bytes} bytes)")
     return removed

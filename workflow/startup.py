@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from workflow import endpoints, processes
+from workflow import endpoints, leftovers, processes
 from workflow.attempt import Attempt, StartedService
 from workflow.contract import InputError, write_atomic
 from workflow.failures import AttemptFailed, FailureClass
@@ -16,18 +16,27 @@ from workflow.node import NodeFacts, read_facts
 from workflow.preflight import preflight
 from workflow.serving import Service, fill, ports_of
 
+OF_THIS_NODE = frozenset(
+    {"gpu_memory_in_use", "ports_taken", "rdma_down", "shm_below_lmcache", "shm_too_small", "tier_above_available"}
+)
+"""Preflight rules that a state of one node may break, not only what was declared: another try costs seconds."""
+
 
 def check_node(attempt: Attempt) -> tuple[str, ...]:
     """Compare the point with the node it is on, keep the facts in `node.json`, and return the warnings.
 
-    Raises AttemptFailed(configuration) with every error: the hour would be lost, and would be lost again.
+    Raises AttemptFailed with every error, before anything is started: configuration where the hour would be lost again
+    on any node, node_unfit where another node may do.
     """
     facts = node_facts(attempt)
     write_atomic(attempt.folder / "node.json", facts.model_dump_json(indent=1).encode())
     found = preflight(attempt.point, attempt.point.plan, facts)
-    errors = [str(one) for one in found if one.severity == "error"]
+    errors = [one for one in found if one.severity == "error"]
     if errors:
-        raise AttemptFailed(FailureClass.CONFIGURATION, f"preflight on this node: {'; '.join(errors)}")
+        kind = FailureClass.CONFIGURATION
+        if all(one.code in OF_THIS_NODE for one in errors):
+            kind = FailureClass.NODE_UNFIT
+        raise AttemptFailed(kind, f"preflight on this node: {'; '.join(map(str, errors))}")
     warnings = tuple(str(one) for one in found)
     for warning in warnings:
         attempt.say(f"preflight: {warning}")
@@ -39,6 +48,10 @@ def node_facts(attempt: Attempt) -> NodeFacts:
     facts = read_facts(attempt.parts.paths, attempt.folder)
     gpus = gpu_memory_used_shares()
     known: dict[str, Any] = {"packages": attempt.parts.packages}
+    if facts.shm_leftovers:
+        # What a live server of another job has open is no leftover.
+        used = leftovers.in_use()
+        known["shm_leftovers"] = tuple(name for name in facts.shm_leftovers if name not in used)
     if gpus:
         known |= {"gpus_visible": len(gpus), "gpu_memory_used_share": max(gpus)}
     return facts.model_copy(update=known)

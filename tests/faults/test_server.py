@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.conftest import wait_for
 from tests.faults.conftest import end
-from workflow import leftovers, processes, runs
+from workflow import leftovers, processes, runs, startup
 from workflow.contract import Reason
 from workflow.failures import FailureClass
 from workflow.integrity import Integrity
@@ -177,6 +177,34 @@ def test_children_that_leave_the_group_and_shared_memory_are_cleaned_up(bench, d
     assert bench.engine("--child", "--shm", name, *deaf).run() == 0
     assert any(name in line for line in bench.published().left_behind)
     assert not (leftovers.SHM / name).exists()
+
+
+def test_shared_memory_of_others_is_reported_and_left_alone(bench):
+    path = leftovers.SHM / f"vllm_offload_{os.getpid()}.mmap"
+    path.write_bytes(b"x")
+    try:
+        assert bench.run() == 0
+        assert any(path.name in warning for warning in bench.published().preflight)
+        (bench.out / "run.json").unlink()
+        with path.open():  # a live process has it open: a neighbour, and no leftover
+            job = bench.start()
+            try:
+                assert job.wait(60) == 0
+            finally:
+                end(job)
+        assert not any(path.name in warning for warning in bench.published().preflight)
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
+def test_a_node_whose_gpus_are_in_use_is_unfit_and_another_one_may_do(bench, monkeypatch):
+    monkeypatch.setattr(startup, "gpu_memory_used_shares", lambda: [0.0, 0.6])
+    assert bench.run() == 1
+    failure = bench.failure()
+    assert failure.failure_class == FailureClass.NODE_UNFIT
+    assert failure.worth_retrying
+    assert "60% of a GPU in use" in failure.message
 
 
 def test_checkpoint_without_a_shard_is_refused_before_anything_is_started(bench):

@@ -75,7 +75,7 @@ def test_fluent_nonsense_is_a_finding_whatever_its_own_confidence():
 
 
 def test_a_near_tie_that_flips_is_none_and_what_follows_it_does_not_count():
-    tie = answer(("a", -0.1, -3.0), ("b", -0.70, -0.705), ("c", -0.1, -3.0))
+    tie = answer(("a", -0.1, -3.0), ("b", -0.70, -0.703), ("c", -0.1, -3.0))
     flipped = answer(("a", -0.1, -3.0), ("q", -0.701, -0.704), ("r", -2.0, -2.5))
     assert difference(tie, flipped) < FLOOR
     assert judge(rounds(tie), rounds(tie), rounds(flipped)).changed == ()
@@ -100,7 +100,7 @@ def test_noise_below_the_floor_never_is_a_finding(noise):
 
 
 def test_probe_files_hold_what_rounding_cannot_change(tmp_path):
-    tie = answer(("a", -0.1, -3.0), ("b", -0.70, -0.705), ("c", -0.1, -3.0))
+    tie = answer(("a", -0.1, -3.0), ("b", -0.70, -0.703), ("c", -0.1, -3.0))
     flipped = answer(("a", -0.1, -3.0), ("q", -0.701, -0.704), ("r", -2.0, -2.5))
     assert settled_length(tie, FLOOR) == 1
     write(tmp_path, judge(rounds(tie), rounds(tie), rounds(flipped)))

@@ -9,6 +9,7 @@ from tests.unit.arms import plan
 from workflow import startup
 from workflow.attempt import Attempt
 from workflow.failures import AttemptFailed, FailureClass
+from workflow.preflight import RULES
 from workflow.serving import VersionProbe
 
 
@@ -66,3 +67,7 @@ def test_another_version_is_not_measured(tmp_path, log, says):
     with pytest.raises(AttemptFailed, match=says) as failed:
         versions(tmp_path, log, "1.2")
     assert failed.value.failure_class == FailureClass.VERSION_MISMATCH
+
+
+def test_rules_about_the_state_of_a_node_exist():
+    assert {RULES[code].severity for code in startup.OF_THIS_NODE} == {"error"}
