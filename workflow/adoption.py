@@ -136,7 +136,10 @@ def main() -> int:
     def alive() -> bool:
         if arguments.stop_with_parent and os.getppid() != parent:
             sys.exit(1)  # nobody waits any more; the job itself goes on
-        queued = jobs.queue(Path.cwd())
+        try:
+            queued = jobs.queue(Path.cwd())
+        except InputError:
+            return True  # a controller that does not answer for an hour has not ended the job
         return arguments.point.stem in live_holders([arguments.point.stem], queued, arguments.out.parent)
 
     def stopped(_number: int, _frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ its rule and its point. Nothing has to be remembered by a head process that may 
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ LOGS = Path(".snakemake/slurm_logs") / f"rule_{RULE}"
 COMMENT = re.compile(rf"^rule_{RULE}_wildcards_(?P<point>\S+)$")
 LIVE = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "RUNNING", "STOPPED", "SUSPENDED"})
 QUEUED = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_HOLD"})
+ASK_AGAIN, ASK_AGAIN_S = 3, 3.0
 QUEUE_FORMAT = "%i|%T|%r|%N|%k|%Z"
 ACCOUNTING_FIELDS = "JobIDRaw,State,Reason,NodeList"
 
@@ -72,7 +74,14 @@ def queue(folder: Path, command: Command = ask) -> list[Job]:
     An empty list where Slurm is not installed. Raises InputError where it is, was used from this checkout, and does
     not answer: who cannot see the jobs that run would submit them a second time.
     """
-    answer = command(["squeue", "--me", "--states=all", "--noheader", f"--format={QUEUE_FORMAT}"])
+    argv = ["squeue", "--me", "--states=all", "--noheader", f"--format={QUEUE_FORMAT}"]
+    answer = command(argv)
+    for _ in range(ASK_AGAIN):
+        # A busy controller drops a request now and then.
+        if answer.code in (0, 127) or not (folder / LOGS).is_dir():
+            break
+        time.sleep(ASK_AGAIN_S)
+        answer = command(argv)
     if answer.code == 0:
         return parse_squeue(answer.out, folder)
     if answer.code == 127 or not (folder / LOGS).is_dir():

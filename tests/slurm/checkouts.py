@@ -155,8 +155,13 @@ class Checkout:
 
 
 def slurm_says(*argv: str) -> str:
-    """Run a command of Slurm."""
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    """Run a command of Slurm; a busy controller drops a request now and then."""
+    for _ in range(3):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        time.sleep(1)
+    raise AssertionError(f"{' '.join(argv)}: {done.stderr}")
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:

@@ -69,7 +69,7 @@ SwitchType=switch/none
 MpiDefault=none
 # A node that was down serves again as soon as its daemon answers.
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=20
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
@@ -121,14 +121,16 @@ start() {
   echo "export PATH=$dir/bin:\$PATH"
 }
 
-of_jobs() { # print the pids of all processes of this cluster's jobs, Slurm's own step daemons included
-  local file names pid
+of_jobs() { # print the pids of all processes of this cluster's jobs
+  local file names
+  # Slurm's step daemons first: one that outlives its job reports how it ended. Their titles overwrite their environment.
+  for file in $(pgrep -x slurmstepd); do
+    [[ $(readlink "/proc/$file/cwd") != "$dir"/* ]] || echo "$file"
+  done
   for file in /proc/[0-9]*/environ; do
-    pid=${file//[^0-9]/}
     names=$(cat "$file" 2> /dev/null | tr '\0' '\n') || continue
-    grep -qxF "SLURM_CONF=$SLURM_CONF" <<< "$names" || continue
-    if [ "$(cat "/proc/$pid/comm" 2> /dev/null)" = slurmstepd ] || grep -q '^SLURM_JOB_ID=' <<< "$names"; then
-      echo "$pid"
+    if grep -qxF "SLURM_CONF=$SLURM_CONF" <<< "$names" && grep -q '^SLURM_JOB_ID=' <<< "$names"; then
+      echo "${file//[^0-9]/}"
     fi
   done
 }

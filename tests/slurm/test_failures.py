@@ -27,7 +27,8 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0")
     cancelled = checkout.job_of("llamacpp-ram-c2")
     until(lambda: checkout.states()["llamacpp-ram-c2"]["detail"].startswith("replay"), "the phase while it runs")
-    assert checkout.states()["llamacpp-ram-c1"]["state"] == "running"
+    # Eight GPUs hold four points at a time, in an order that Slurm chooses.
+    assert checkout.states()["llamacpp-ram-c1"]["state"] in ("queued", "running")
     slurm_says("scancel", cancelled)
     assert head.wait(200) == 1, checkout.said[-3000:]
     states = checkout.states()

@@ -156,7 +156,15 @@ def test_s5_a_job_that_slurm_no_longer_knows_has_not_succeeded(tmp_path):
     assert found.state == "UNKNOWN"
 
 
-def test_who_cannot_see_the_queue_submits_nothing(tmp_path):
+def test_s2_a_request_that_is_dropped_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("workflow.jobs.ASK_AGAIN_S", 0.0)
+    (tmp_path / ".snakemake/slurm_logs/rule_run_point").mkdir(parents=True)
+    answers = [Answer(1, "", "Unexpected missing socket error"), Answer(0, squeue_line(folder=str(tmp_path)), "")]
+    assert [job.id for job in queue(tmp_path, lambda _argv: answers.pop(0))] == ["7"]
+
+
+def test_who_cannot_see_the_queue_submits_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("workflow.jobs.ASK_AGAIN_S", 0.0)
     command, _ = says(squeue=Answer(1, "", "Unable to contact slurm controller"))
     assert queue(tmp_path, command) == [], "Slurm was never used from here"
     (tmp_path / ".snakemake/slurm_logs/rule_run_point").mkdir(parents=True)
