@@ -62,7 +62,10 @@ def load_sweep():
     if workflow.is_main_process:
         results = Path("results")
         write_plan(sweep, results)
-        lines = [*notices(sweep), bill(sweep.points.values(), measured(sweep, results))]
+        lines = [
+            *notices(sweep),
+            bill(sweep.points.values(), measured(sweep, results), sweep.doomed),
+        ]
         print("\n".join(lines), file=sys.stderr)
         print("each point is in results/plan.tsv", file=sys.stderr)
     return sweep

@@ -125,6 +125,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--try", type=int, default=1, dest="tries")
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--clusters", type=Path, help="not used: the job that measures knows its cluster")
     parser.add_argument("--stop-with-parent", action="store_true")
     arguments = parser.parse_args()
     holders = tuple(arguments.holders.split(","))

@@ -85,6 +85,15 @@ def plan_for(
     return plan, recipe.costs
 
 
+def check_arm(planned: PlannedRow) -> None:
+    """Raise InputError if a row's engine or backend does not exist, at the line that names it.
+
+    Called for every row before any is planned: planning one row looks at the backends of its group, and would speak of
+    a misspelt one at the line of another arm.
+    """
+    _backend(planned, _engine(planned), backend_name(planned.row))
+
+
 def backend_name(row: Row) -> str:
     """Return the arm of a row: its backend, or `none`."""
     return row.kv_offload_backend.name if row.kv_offload_backend else "none"

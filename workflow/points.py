@@ -270,11 +270,14 @@ def _bill_row(point: Point, state: str, why: str) -> dict[str, Any]:
     }
 
 
-def bill(points: Iterable[Point], measured: Container[str]) -> str:
+def bill(points: Iterable[Point], measured: Container[str], refused: Container[str]) -> str:
     """Return what is still to pay: a line for the sweep, and one for each cluster, model and arm."""
     listed = list(points)
-    due = [point for point in listed if point.id not in measured]
-    lines = [f"{len(listed)} points, {len(listed) - len(due)} measured already; to measure: {_cost(due)}"]
+    done = [point for point in listed if point.id in measured]
+    due = [point for point in listed if point.id not in measured and point.id not in refused]
+    out = len(listed) - len(done) - len(due)
+    head = f"{len(listed)} points, {len(done)} measured already" + (f", {out} refused by preflight" if out else "")
+    lines = [f"{head}; to measure: {_cost(due)}"]
     parts: dict[tuple[str, str, str], list[Point]] = {}
     for point in due:
         parts.setdefault((point.row.runner, point.row.model, point.arm), []).append(point)

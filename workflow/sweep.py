@@ -13,7 +13,7 @@ from workflow.environments import environment_key
 from workflow.lint import PlanFinding
 from workflow.matrix import NotRunnable, PlannedRow, load_runners, plan_matrix
 from workflow.node import declared_facts
-from workflow.plans import backend_name, plan_for
+from workflow.plans import backend_name, check_arm, plan_for
 from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row_group, trace_identity
 from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
@@ -78,6 +78,8 @@ def plan_sweep(config: Config) -> Sweep:
     points = []
     for planned in matrix.rows:
         _check_runs_somewhere(planned, config, clusters, models)
+        check_arm(planned)
+    for planned in matrix.rows:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()))
         made = models.get(planned.row.model)
         points += [

@@ -79,7 +79,7 @@ def test_a_missing_recorded_set_says_how_to_get_it(checkout):
     path.write_text(
         text
         + "  recorded-set:\n    kind: recorded\n    path: nowhere.tar.xz\n    source: callanjfox/kv-cache-tester\n"
-        + f"    revision: 94f6046\n    licence: Apache-2.0\n    sha256: {'0' * 64}\n"
+        + f"    revision: 94f6046\n    licence: Apache-2.0\n    sha256: {'f' * 64}\n"
     )
     try:
         done = checkout.snakemake("--config", "replay={trace_set: recorded-set}", "--until", "trace_set", check=False)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.conftest import end, marked_processes, wait_for
+from tests.end_to_end.conftest import end, running_in, wait_for
 from workflow.runs import Run
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -22,7 +22,7 @@ def test_a_killed_sweep_leaves_nothing_and_finishes_when_started_again(fresh, nu
         wait_for(lambda: sweep.poll() is not None, 90, "the end of Snakemake")
     finally:
         end(sweep)
-    wait_for(lambda: not marked_processes(), 30, f"the end of {marked_processes()}")
+    wait_for(lambda: not running_in(fresh.results / "runs"), 30, f"the end of {running_in(fresh.results / 'runs')}")
     wait_for(lambda: not list(fresh.results.glob("runs/*/lease.json")), 30, "the end of the job itself")
     for path in fresh.runs():
         Run.read(path)
@@ -36,6 +36,6 @@ def test_a_killed_sweep_leaves_nothing_and_finishes_when_started_again(fresh, nu
     fresh.snakemake("--rerun-incomplete")
     assert len(fresh.runs()) == 2
     assert (fresh.results / "summary.md").exists()
-    assert not marked_processes()
+    assert not running_in(fresh.results / "runs")
     failures = list(fresh.results.glob("failures/*.json"))
     assert all("interrupted" in path.read_text() for path in failures)

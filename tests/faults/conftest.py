@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.end_to_end.conftest import CONFIG, Checkout, copy_checkout, wait_for
+from tests.end_to_end.conftest import CONFIG, Checkout, copy_checkout, running_in, wait_for
 from workflow import leftovers, runs
 from workflow.config import load_config
 from workflow.environments import Environment
@@ -120,15 +120,8 @@ class Bench:
         return runs.Run.read(self.out / "run.json")
 
     def left(self) -> list[str]:
-        """Return live processes whose output goes to this bench: a sign that the product itself does not use."""
-        found = []
-        for process in psutil.process_iter():
-            for number in (1, 2):
-                with contextlib.suppress(OSError, psutil.Error):
-                    target = str(Path(f"/proc/{process.pid}/fd/{number}").readlink())
-                    if target.startswith(str(self.root)) and process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
-        return sorted(set(found))
+        """Return live processes whose output goes to this bench."""
+        return running_in(self.root)
 
     def records(self) -> list[str]:
         """Return the client's records of the last attempt."""
