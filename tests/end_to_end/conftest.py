@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import hear_interrupts
+
 CONFIG = """\
 changelog: {file: tests/end_to_end/changelog.yaml}
 masters: [tests/end_to_end/master.yaml]
@@ -68,6 +70,7 @@ class Checkout:
             stderr=(self.root / "stderr.log").open("w"),
             text=True,
             start_new_session=True,
+            preexec_fn=hear_interrupts,  # noqa: PLW1509 - the test starts no threads
         )
 
     @property

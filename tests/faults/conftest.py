@@ -107,6 +107,7 @@ class Bench:
         self.point.write(file)
         argv = [sys.executable, "-m", "workflow.runs", str(file), str(self.out), "--results", str(self.results)]
         argv += ["--environments", str(self.environments), "--clusters", str(self.clusters)]
+        # The job handles SIGINT whatever it inherits, so it is started as it is below `nohup`.
         return subprocess.Popen(argv, cwd=HERE.parents[1], stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def failure(self) -> Failure:

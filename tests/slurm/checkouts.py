@@ -79,6 +79,8 @@ class Checkout:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                # Below `nohup` or in a background job SIGINT is ignored, and inherited so.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
             )
         self.heads.append(head)
         return head
