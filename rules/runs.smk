@@ -25,7 +25,8 @@ rule run_point:
     resources:
         program="workflow.runs",
         try_number=lambda wildcards, attempt: attempt,
-        clusters=SWEEP.config.clusters,
+        # Not `clusters`: the Slurm plugin would take that for a list of Slurm clusters to submit to.
+        clusters_file=SWEEP.config.clusters,
         nodes=1,
         slurm_partition=asked("partition"),
         slurm_account=asked("account"),
@@ -41,7 +42,7 @@ rule run_point:
     shell:
         # exec: the job's own process is then the one that Snakemake signals, and it sees when Snakemake is gone.
         "exec python -m {resources.program} {input.point:q} results/runs/{wildcards.point}"
-        " --log {log:q} --clusters {resources.clusters:q} --try {resources.try_number} --stop-with-parent"
+        " --log {log:q} --clusters {resources.clusters_file:q} --try {resources.try_number} --stop-with-parent"
 
 
 # A point that a job of an earlier run still measures. The same command in the rule's text, or Snakemake would take the
@@ -54,7 +55,8 @@ use rule run_point as adopt_point with:
         program=lambda wildcards: "workflow.adoption --holders "
         + ",".join(HOLDERS[wildcards.point]),
         try_number=lambda wildcards, attempt: attempt,
-        clusters=SWEEP.config.clusters,
+        # Not `clusters`: the Slurm plugin would take that for a list of Slurm clusters to submit to.
+        clusters_file=SWEEP.config.clusters,
     message:
         "Wait for the job that measures {wildcards.point}"
 
