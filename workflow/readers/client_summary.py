@@ -11,6 +11,7 @@ from typing import Any
 
 from workflow.contract import InputError, read_json
 from workflow.readers.records import number
+from workflow.readers.schema import known_object
 
 # The fork (agentx-harness) writes the same file under the same names; both call it schema 1.4.
 SUMMARY_VERSIONS = ("1.4",)
@@ -56,17 +57,7 @@ def read_client_summary(path: Path) -> ClientSummary:
     SUMMARY_VERSIONS: the names and units of a version that nobody has looked at are a guess.
     """
     data = read_json(path)
-    if not isinstance(data, dict):
-        raise InputError("the client's summary is not a JSON object", file=path, allowed="an object")
-    version = data.get("schema_version")
-    if version not in SUMMARY_VERSIONS:
-        raise InputError(
-            f"found version {version!r} of the replay client's summary",
-            file=path,
-            key="schema_version",
-            allowed=", ".join(SUMMARY_VERSIONS),
-            do="replay with the client version that the configuration names, or add this version to its reader",
-        )
+    data = known_object(data, path, "the replay client's summary", SUMMARY_VERSIONS)
     phase = _profiling_phase(data.get("input_config"))
     found = data.get("metadata")
     metadata: dict[str, Any] = found if isinstance(found, dict) else {}

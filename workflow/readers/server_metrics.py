@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from workflow.contract import InputError
+from workflow.readers.schema import known_object
 from workflow.readers.series import Scrape, Series
 
 SERVER_METRICS_VERSIONS = ("1.0", "1.1")
@@ -34,17 +35,7 @@ def read_server_metrics(path: Path) -> Scrape:
         data = orjson.loads(re.sub(rb"(?<=[:\s\[,])(?:NaN|-?Infinity)(?=[\s,}\]])", b"null", text))
     except ValueError as error:
         raise InputError(f"not JSON: {error}", file=path) from None
-    if not isinstance(data, dict):
-        raise InputError("the server metrics are not a JSON object", file=path, allowed="an object")
-    version = data.get("schema_version")
-    if version not in SERVER_METRICS_VERSIONS:
-        raise InputError(
-            f"found version {version!r} of the server metrics export",
-            file=path,
-            key="schema_version",
-            allowed=", ".join(SERVER_METRICS_VERSIONS),
-            do="replay with the client version that the configuration names, or add this version to its reader",
-        )
+    data = known_object(data, path, "the server metrics export", SERVER_METRICS_VERSIONS)
     summary = data.get("summary") or {}
     ranges = summary.get("phase_time_ranges") or {}
     phases = (data.get("input_config") or {}).get("phases") or [{}]
