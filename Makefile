@@ -21,7 +21,7 @@ define environment
 	@[ -x $(BIN)/python ] && $(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
 	  { echo 'This Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^uv==' requirements.lock)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements $<
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirements $<
 	@touch $@
 endef
 

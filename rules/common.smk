@@ -1,5 +1,6 @@
 """Functions that the rules share. Nothing is planned or measured here: workflow/ does that."""
 
+import gc
 import shlex
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from snakemake.exceptions import WorkflowError
 from workflow.adoption import live_holders, lock_advice
 from workflow.allocation import allocate
 from workflow.config import load_config
-from workflow.contract import InputError
+from workflow.contract import InputError, digest, file_sha256
 from workflow.gallery import FIGURES
 from workflow.jobs import queue as slurm_queue
-from workflow.patterns import prefix_tree_pattern
+from workflow.patterns import prefix_tree_pattern, telling_prefixes
 from workflow.points import bill
 from workflow.sweep import measured, notices, plan_sweep, write_plan
 
+# Snakemake keeps millions of objects of a large sweep until it ends. At its usual pace Python's search for garbage cycles
+# walks through all of them again and again, for a fifth of the time of a dry run.
+gc.set_threshold(200_000, 20, 100)
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
 shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 # What turns artefacts into numbers: an edit of any of these judges all points again, and measures none.
@@ -91,17 +95,25 @@ def load_holders():
 
 def any_of(names):
     """Return the pattern of a wildcard that is one of these names; one that matches nothing if there are none."""
-    return prefix_tree_pattern(list(names)) or "(?!)"
+    return prefix_tree_pattern(list(names)) if names else "(?!)"
 
 
-def any_point(points):
-    """Return the pattern of a wildcard that is one of these points.
+def point_among(points, others):
+    """Return the pattern of a wildcard that is one of these points and none of the others.
 
-    By the hash that ends each id: Snakemake writes the pattern into every path that holds the wildcard and searches it
-    once for each file of each job, so that whole ids cost a sweep of 1,000 points ten seconds.
+    By the first digits of the hash that ends each id: Snakemake writes the pattern into every path that holds the
+    wildcard and searches it for each file of each job, so that whole ids would cost 5,000 points a minute.
     """
-    hashes = sorted(point.rpartition("-")[2] for point in points)
-    return f"[^/]+-(?:{any_of(hashes)})"
+    hashes, rest = (
+        {point.rpartition("-")[2] for point in names}
+        for names in (points, set(others) - set(points))
+    )
+    return f"[^/]+-(?:{any_of(telling_prefixes(hashes, rest))})[^-/]*"
+
+
+def contents(files):
+    """Return a hash of what is in these files: a parameter that changes when one is edited, not when it is touched."""
+    return digest([file_sha256(Path(path)) for path in files], 12)
 
 
 def missing(path, names):
@@ -195,8 +207,17 @@ def client_environment(point):
     return f".envs/{point.environments[point.replay.client]}/environment.json"
 
 
+def runs_there():
+    """Return the points whose run exists, those of earlier plans with them."""
+    return [path.parent.name for path in Path("results/runs").glob("*/run.json")]
+
+
 def prepared_parts(wildcards):
     """Return what has to be prepared before a GPU is allocated to a point."""
+    if wildcards.point not in SWEEP.points:
+        raise WorkflowError(
+            f"{wildcards.point} is no point of this plan; results/plan.tsv lists them"
+        )
     point = SWEEP.points[wildcards.point]
     parts = [f".envs/{key}/environment.json" for key in point.environments.values()]
     parts.append(f"results/traces/{point.trace.key}/trace_set.json")

@@ -9,7 +9,6 @@ rule comparison:
     input:
         modules=COMPARISON_MODULES,
         table="results/metrics.parquet",
-        points=collect("results/points/{point}.json", point=SWEEP.points),
         requests=collect(
             "results/metrics/{point}.requests.parquet", point=wanted_points()
         ),

@@ -1,4 +1,4 @@
-"""READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/, results/timelines/, results/report.html."""
+"""READS results/metrics.parquet, results/*.csv, runs. WRITES results/figures/ and results/report.html."""
 
 
 localrules:
@@ -35,13 +35,14 @@ rule figure:
         "../scripts/draw_figure.py"
 
 
-# One job for all points: a job for each would double what a dry run of a large sweep takes.
+# One job for all points and one folder for what it draws: Snakemake compares each file that a rule needs with each
+# output of each rule, so that a job or an output for every point would make a dry run of a large sweep a minute longer.
 rule timelines:
     input:
         modules=FIGURE_MODULES,
         tables=collect("results/timelines/{point}.parquet", point=wanted_points()),
     output:
-        collect("results/timelines/{point}.svg", point=wanted_points()),
+        folder=directory("results/figures/timelines"),
     log:
         "results/logs/timelines.log",
     conda:
@@ -56,15 +57,13 @@ rule report_page:
     input:
         modules=["workflow/report.py", "workflow/templates/report.html.j2"],
         changelog=SWEEP.config.changelog.file,
-        points=collect("results/points/{point}.json", point=SWEEP.points),
+        # Of all planned points; the files of each are found by its id, and none changes without this table.
         table="results/metrics.parquet",
         pairs="results/comparison.csv",
         explanations="results/explanations.csv",
         fairness="results/fairness.csv",
-        metrics=collect("results/metrics/{point}.json", point=wanted_points()),
-        runs=collect("results/runs/{point}/run.json", point=wanted_points()),
         figures=collect("results/figures/{figure}.svg", figure=FIGURES),
-        timelines=collect("results/timelines/{point}.svg", point=wanted_points()),
+        timelines="results/figures/timelines",
     output:
         page="results/report.html",
     log:

@@ -8,7 +8,6 @@ localrules:
 
 rule point_metrics:
     input:
-        modules=METRICS_MODULES,
         point=ancient("results/points/{point}.json"),
         run="results/runs/{point}/run.json",
     output:
@@ -20,6 +19,8 @@ rule point_metrics:
     conda:
         "../environment.yml"
     params:
+        # Not the files as inputs: with a dozen for each point, a dry run of a large sweep takes twice as long.
+        code=contents(METRICS_MODULES),
         limits=SWEEP.config.limits.model_dump_json(),
     message:
         "Judge {wildcards.point}"
@@ -34,8 +35,8 @@ rule metrics:
     input:
         modules=METRICS_MODULES,
         points=collect("results/points/{point}.json", point=SWEEP.points),
+        # With them go the runs, which none of these files is older than.
         metrics=collect("results/metrics/{point}.json", point=wanted_points()),
-        runs=collect("results/runs/{point}/run.json", point=wanted_points()),
     output:
         csv="results/metrics.csv",
         parquet="results/metrics.parquet",

@@ -5,10 +5,6 @@ never measured again, whatever was touched, edited or killed, unless it is named
 """
 
 
-localrules:
-    adopt_point,
-
-
 rule run_point:
     input:
         prepared_parts,
@@ -18,7 +14,7 @@ rule run_point:
     log:
         "results/logs/runs/{point}.log",
     wildcard_constraints:
-        point=any_point(due_points()),
+        point=point_among(due_points(), runs_there()),
     conda:
         "../environment.yml"
     threads: point_threads
@@ -45,20 +41,24 @@ rule run_point:
         " --log {log:q} --clusters {resources.clusters_file:q} --try {resources.try_number} --stop-with-parent"
 
 
-# A point that a job of an earlier run still measures. The same command in the rule's text, or Snakemake would take the
-# result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
-use rule run_point as adopt_point with:
-    wildcard_constraints:
-        point=any_point(HOLDERS),
-    threads: 1
-    resources:
-        program=lambda wildcards: "workflow.adoption --holders "
-        + ",".join(HOLDERS[wildcards.point]),
-        try_number=lambda wildcards, attempt: attempt,
-        # Not `clusters`: the Slurm plugin would take that for a list of Slurm clusters to submit to.
-        clusters_file=SWEEP.config.clusters,
-    message:
-        "Wait for the job that measures {wildcards.point}"
+if HOLDERS:
 
+    # A point that a job of an earlier run still measures. The same command in the rule's text, or Snakemake would take the
+    # result for that of an older rule and measure it again; what differs is in the resources, which it does not compare.
+    localrules:
+        adopt_point,
 
-ruleorder: adopt_point > run_point
+    use rule run_point as adopt_point with:
+        wildcard_constraints:
+            point=point_among(HOLDERS, SWEEP.points),
+        threads: 1
+        resources:
+            program=lambda wildcards: "workflow.adoption --holders "
+            + ",".join(HOLDERS[wildcards.point]),
+            try_number=lambda wildcards, attempt: attempt,
+            # Not `clusters`: the Slurm plugin would take that for a list of Slurm clusters to submit to.
+            clusters_file=SWEEP.config.clusters,
+        message:
+            "Wait for the job that measures {wildcards.point}"
+
+    ruleorder: adopt_point > run_point

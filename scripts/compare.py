@@ -10,7 +10,7 @@ from workflow.fairness import fairness_table
 from workflow.points import Point
 
 table = pd.read_parquet(snakemake.input.table)
-points = [Point.read(Path(path)) for path in snakemake.input.points]
+points = [Point.read(Path(f"results/points/{point}.json")) for point in table["point"]]
 paths = {Path(path).name.removesuffix(".requests.parquet"): path for path in snakemake.input.requests}
 pairs, arms = compare(table, {point: pd.read_parquet(path) for point, path in paths.items()})
 explanations = explain(table, pairs)

@@ -8,6 +8,8 @@ from workflow.contract import write_atomic
 from workflow.figures import draw_timeline
 from workflow.style import render
 
-for table, picture in zip(snakemake.input.tables, snakemake.output, strict=True):
-    figure = draw_timeline(Path(table).stem, pd.read_parquet(table))
-    write_atomic(Path(picture), render(figure, "svg"))
+folder = Path(snakemake.output.folder)
+folder.mkdir(exist_ok=True)
+for table in map(Path, snakemake.input.tables):
+    figure = draw_timeline(table.stem, pd.read_parquet(table))
+    write_atomic(folder / f"{table.stem}.svg", render(figure, "svg"))

@@ -9,7 +9,7 @@ from workflow.runs import Run
 
 points = [Point.read(Path(path)) for path in snakemake.input.points]
 metrics = [PointMetrics.read(Path(path)) for path in snakemake.input.metrics]
-runs = [Run.read(Path(path)) for path in snakemake.input.runs]
+runs = [Run.read(Path(f"results/runs/{one.point}/run.json")) for one in metrics]
 table = sweep_table(
     points, {one.point: one for one in metrics}, Path("results/failures"), {run.point: run for run in runs}
 )

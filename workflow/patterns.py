@@ -1,7 +1,7 @@
 """Regular expressions for long lists of names."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 
@@ -12,6 +12,25 @@ def prefix_tree_pattern(names: Sequence[str]) -> str:
     decides between a handful of branches.
     """
     return _branches(sorted(set(names)))
+
+
+def telling_prefixes(wanted: Collection[str], others: Collection[str]) -> list[str]:
+    """Return the fewest, shortest prefixes that each name in `wanted` starts with and none in `others` does.
+
+    The empty prefix if there are no others: a list of 5,000 names becomes nothing at all. Raises ValueError for a name
+    that is in both, or that another one begins with.
+    """
+    if not wanted:
+        return []
+    if not others:
+        return [""]
+    if "" in wanted or "" in others:
+        raise ValueError("one name begins with another, so that no prefix tells them apart")
+    found = []
+    for first in sorted({name[0] for name in wanted}):
+        tails, rest = ([name[1:] for name in names if name[0] == first] for names in (wanted, others))
+        found += [first + tail for tail in telling_prefixes(tails, rest)]
+    return found
 
 
 def _branches(names: Sequence[str]) -> str:

@@ -70,7 +70,9 @@ def read_content(
         fairness=pd.read_csv(results / "fairness.csv", dtype=str, keep_default_na=False),
         points=points,
         figures={name: path.read_text() for name in FIGURES if (path := results / f"figures/{name}.svg").is_file()},
-        timelines={one: path.read_text() for one in ids if (path := results / f"timelines/{one}.svg").is_file()},
+        timelines={
+            one: path.read_text() for one in ids if (path := results / f"figures/timelines/{one}.svg").is_file()
+        },
         metrics=metrics,
         runs=runs,
         failures=failures,

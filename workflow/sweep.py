@@ -80,7 +80,7 @@ def plan_sweep(config: Config) -> Sweep:
         _check_runs_somewhere(planned, config, clusters, models)
         check_arm(planned)
     for planned in matrix.rows:
-        plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()))
+        plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()) if peers else ())
         made = models.get(planned.row.model)
         points += [
             make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)

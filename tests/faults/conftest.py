@@ -85,7 +85,9 @@ class Bench:
         return sorted(path for path in self.out.iterdir() if path.is_dir())
 
     def log(self, name: str) -> str:
-        return (self.attempts[-1] / name).read_text(errors="replace")
+        """Return a log of the last attempt; empty where a service has not been started yet."""
+        path = self.attempts[-1] / name
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def run(self, tries: int = 1) -> int:
         """Measure the point in this process; return the exit code."""
