@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from workflow.contract import write_atomic
 from workflow.environments import Environment, environment_key
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ class Checkout:
 
     def behave(self, rules: dict[str, dict[str, object]]) -> None:
         """Say what the client does at which point."""
-        (self.root / "behaviour.json").write_text(json.dumps(rules))
+        write_atomic(self.root / "behaviour.json", json.dumps(rules).encode())
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace text in a file, which must be there."""

@@ -4,8 +4,8 @@
 #   cluster.sh install        install the packages with apt (as root, or with sudo)
 #   cluster.sh start [DIR]    start it and print the exports that a client needs: eval "$(cluster.sh start DIR)"
 #   cluster.sh stop [DIR]     stop exactly what `start` started, by pid file, with its jobs
-#   cluster.sh cut [DIR]      end the node as a power cut does: its daemon and all processes of its jobs
-#   cluster.sh slurmd [DIR]   start the node again
+#   cluster.sh cut [DIR]      end the node as a power cut does, daemon and jobs, and have Slurm notice it at once
+#   cluster.sh slurmd [DIR]   start the node again, and wait until it can be given jobs
 #
 # Everything lies in DIR. It runs as root or as an ordinary user; jobs then run as that user.
 # CPUS, MEMORY_MB and GPUS are what the node advertises; it need not have them. PORT is the first of two ports.
@@ -36,6 +36,10 @@ running() { # running NAME: does the daemon of this pid file live?
 gone() { ! running "$1"; }
 
 node_is_up() { sinfo --noheader --format=%T | grep -qE '^(idle|mixed|allocated)$'; }
+
+nothing_on_its_way() { # has the controller delivered or given up all it had to tell nodes?
+  [ -z "$(sdiag | grep -E '^Agent (queue size|count): ' | grep -vE ' 0$')" ]
+}
 
 write_files() {
   mkdir -p "$dir"/{state,spool,log,run,gpu,bin}
@@ -69,7 +73,7 @@ SwitchType=switch/none
 MpiDefault=none
 # A node that was down serves again as soon as its daemon answers.
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=60
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
@@ -164,6 +168,16 @@ cut_power() {
   pids=$(of_jobs)
   # shellcheck disable=SC2086
   kill -KILL $pids 2> /dev/null || true
+  # As Slurm does by itself once the node has not answered for SlurmdTimeout.
+  scontrol update "nodename=$node" state=down reason='power cut'
+}
+
+start_node() {
+  running slurmd || slurmd -f "$SLURM_CONF" -N "$node"
+  within 30 node_is_up
+  # What ends the lost job is delivered late, and goes by its id: it would hit the same job, started anew. Slurm holds
+  # such a job back for two minutes for this reason; slurmctld 22.05 crashed where that was cut short.
+  within 30 nothing_on_its_way
 }
 
 case $command in
@@ -177,7 +191,7 @@ case $command in
   start) start ;;
   stop) stop ;;
   cut) cut_power ;;
-  slurmd) running slurmd || slurmd -f "$SLURM_CONF" -N "$node" ;;
+  slurmd) start_node ;;
   *)
     sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
     exit 2

@@ -1,7 +1,7 @@
 """A replay client that behaves as behaviour.json of the sweep says for its point; else it leaves aiperf's artefacts.
 
 {"none-c1": {"fail": 2}}        fails that many times, then works
-{"none-c1": {"sleep_s": 60}}    replays for so long
+{"none-c1": {"wait": true}}     replays until behaviour.json no longer says so
 {"none-c1": {"memory_mb": 900}} takes so much memory and holds it
 {"none-c1": {"kill_engine": true}}
 
@@ -24,8 +24,15 @@ def value(flag: str) -> str:
 artefacts = Path(value("--output-artifact-dir"))
 point = artefacts.parents[1].name
 root = artefacts.parents[4]
-rules = json.loads((root / "behaviour.json").read_text())
-mine = next((rule for key, rule in rules.items() if f"-{key}-" in point), {})
+
+
+def told() -> dict[str, object]:
+    """Return what this point is told to do now."""
+    rules = json.loads((root / "behaviour.json").read_text())
+    return next((rule for key, rule in rules.items() if f"-{key}-" in point), {})
+
+
+mine = told()
 attempts = len([path for path in artefacts.parents[1].iterdir() if path.is_dir()])
 begin = time.time()
 print("Starting AIPerf System", flush=True)
@@ -55,7 +62,8 @@ if "memory_mb" in mine:
     held = bytearray(mine["memory_mb"] * 1_000_000)
     held[::4096] = b"x" * len(held[::4096])
     time.sleep(60)
-time.sleep(mine.get("sleep_s", 2.0))
+while told().get("wait"):
+    time.sleep(0.2)
 
 records = []
 now_ns = time.time_ns()

@@ -1,6 +1,7 @@
 """Every way in which a job ends on a real Slurm, told apart."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -13,23 +14,35 @@ ARMS = [f"{arm}-c{concurrency}" for arm in ("none", "llamacpp-ram") for concurre
 
 
 def test_failures_are_told_apart_and_cost_no_other_point(checkout):
-    """Client, engine, memory, scancel and time-out in one sweep; one point is sound. A rerun measures the rest."""
+    """Client, engine, memory, scancel, time-out and a refused job in one sweep; one point is sound."""
+    checkout.edit("configs/perf-changelog.yaml", "[tiny-a, tiny-b]", "[tiny-a, tiny-b, tiny-c]")
     checkout.behave(
         {
             "none-c1": {"fail": 1},
             "none-c2": {"kill_engine": True},
             "none-c3": {"memory_mb": 1500},
-            "llamacpp-ram-c1": {"sleep_s": 110},
-            "llamacpp-ram-c2": {"sleep_s": 110},
+            "llamacpp-ram-c1": {"wait": True},
+            "llamacpp-ram-c2": {"wait": True},
         }
     )
-    # Slurm counts limits in minutes: one point keeps its minute, the cancelled one does not wait for it.
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0")
-    cancelled = checkout.job_of("llamacpp-ram-c2")
-    until(lambda: checkout.states()["llamacpp-ram-c2"]["detail"].startswith("replay"), "the phase while it runs")
-    # Eight GPUs hold four points at a time, in an order that Slurm chooses.
-    assert checkout.states()["llamacpp-ram-c1"]["state"] in ("queued", "running")
-    slurm_says("scancel", cancelled)
+    # Eight GPUs hold four points at a time, in an order that Slurm chooses; each of these two is ended as it replays.
+    left = {"llamacpp-ram-c1": ("scontrol", "update", "timelimit=0"), "llamacpp-ram-c2": ("scancel",)}
+
+    def both_ended():
+        for record in checkout.seen():
+            key = next((key for key in left if f"-{key}-" in record["point"]), None)
+            if key is None:
+                continue
+            state = checkout.states()[key]
+            if state["detail"].startswith("replay"):
+                assert state["state"] == "running"
+                # Slurm counts limits in minutes, and ends a job within half a minute after them.
+                command = left.pop(key)
+                slurm_says(*command, f"jobid={record['job']}" if len(command) > 1 else record["job"])
+        return not left
+
+    until(both_ended, "the phase of both while they run")
     assert head.wait(200) == 1, checkout.said[-3000:]
     states = checkout.states()
     reasons = {key: (state["state"], *state["reasons"]) for key, state in states.items()}
@@ -38,11 +51,12 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
     assert reasons["none-c3"] == ("failed", "out_of_memory")
     assert reasons["llamacpp-ram-c1"] == ("failed", "time_limit")
     assert reasons["llamacpp-ram-c2"] == ("failed", "cancelled")
+    assert reasons["none-c7"] == ("failed", "submit_refused")
     assert reasons["llamacpp-ram-c3"][0] in ("done", "invalid")
     assert "illegal memory access" in states["none-c2"]["detail"], "the first cause is named"
     # What the user reads at the end names each.
     end = checkout.said[-6000:]
-    for word in ("client_failed", "engine_died", "out_of_memory", "time_limit", "cancelled"):
+    for word in ("client_failed", "engine_died", "out_of_memory", "time_limit", "cancelled", "invalid partition"):
         assert word in end
     # S14: a job that was killed leaves nothing that counts as a result.
     measured = [path.parent.name for path in (checkout.root / "results/runs").glob("*/run.json")]
@@ -55,22 +69,21 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
     assert (checkout.root / FIGURE).exists()
 
     # The same command again measures exactly the missing ones.
-    checkout.behave({})
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point")
+    code, said = checkout.snakemake("--profile", "slurm", "--dry-run")
     assert code == 0, said[-3000:]
-    points = [point for _, _, point in checkout.jobs()]
-    assert len(points) == 11
-    assert sum("llamacpp-ram-c3" in point for point in points) == 1
+    due = re.findall(r"^Job \d+: Measure (\S+) on ", said, re.MULTILINE)
+    assert len(due) == 6
+    assert not set(due) & set(measured)
 
 
 def test_a_head_that_is_killed_loses_no_result_and_doubles_no_job(checkout):
-    checkout.behave({key: {"sleep_s": 40} for key in ARMS})
+    checkout.behave({key: {"wait": True} for key in ARMS})
     head = checkout.start("--profile", "slurm", *QUICK, "--jobs", "2")
     until(lambda: len([1 for _, state, _ in checkout.jobs() if state == "RUNNING"]) == 2, "two running jobs")
     until(lambda: len(checkout.seen()) == 2, "two replays")
     head.send_signal(signal.SIGKILL)
     head.wait()
-    before = {number for number, _, _ in checkout.jobs()}
+    submitted = {number for number, _, _ in checkout.jobs()}
 
     answer = checkout.status()
     assert answer.returncode == 0
@@ -80,13 +93,16 @@ def test_a_head_that_is_killed_loses_no_result_and_doubles_no_job(checkout):
     code, said = checkout.snakemake("--profile", "slurm", *QUICK)
     assert code != 0
     assert "snakemake --unlock" in said
-    assert {number for number, _, _ in checkout.jobs()} == before, "a locked folder submits nothing"
+    assert {number for number, _, _ in checkout.jobs()} == submitted, "a locked folder submits nothing"
 
     assert checkout.snakemake("--profile", "slurm", "--unlock")[0] == 0
     running = [number for number, state, _ in checkout.jobs() if state == "RUNNING"]
-    assert running, "the jobs went on"
+    assert len(running) == 2, "the jobs went on"
+    before = len(checkout.said)
+    head = checkout.start("--profile", "slurm", *QUICK, FIGURE)
+    until(lambda: checkout.said[before:].count("of an earlier run") == 2, "the next head process waits for both")
     checkout.behave({})
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, FIGURE)
+    code, said = head.wait(240), checkout.said[before:]
     assert code == 0, said[-3000:]
     points = [point for _, _, point in checkout.jobs()]
     assert len(points) == len(set(points)) == 6, "every point was submitted once"
@@ -104,9 +120,9 @@ def test_a_head_that_is_killed_loses_no_result_and_doubles_no_job(checkout):
 
 def test_ctrl_c_cancels_what_this_sweep_submitted_and_nothing_else(checkout):
     stranger = slurm_says("sbatch", "--parsable", "--output=/dev/null", "--mem=50", "--wrap", "sleep 120").strip()
-    checkout.behave({key: {"sleep_s": 60} for key in ("none-c1", "llamacpp-ram-c1")})
+    checkout.behave({key: {"wait": True} for key in ARMS})
     head = checkout.start("--profile", "slurm", *QUICK, "--jobs", "2")
-    until(lambda: len(checkout.seen()) >= 2, "two replays")
+    until(lambda: len(checkout.seen()) == 2, "two replays")
     head.send_signal(signal.SIGINT)
     head.wait(60)
     until(lambda: all(state not in ("RUNNING", "PENDING") for _, state, _ in checkout.jobs()), "all cancelled")
@@ -116,7 +132,7 @@ def test_ctrl_c_cancels_what_this_sweep_submitted_and_nothing_else(checkout):
 
 
 def test_a_node_that_goes_down_and_comes_back(checkout):
-    checkout.behave({"none-c1": {"sleep_s": 15}})
+    checkout.behave({"none-c1": {"wait": True}})
     target = next(point for point in planned(checkout) if "-none-c1-" in point)
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", f"results/runs/{target}/run.json")
     until(lambda: len(checkout.seen()) == 1, "the replay")

