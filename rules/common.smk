@@ -108,7 +108,7 @@ def point_among(points, others):
         {point.rpartition("-")[2] for point in names}
         for names in (points, set(others) - set(points))
     )
-    return f"[^/]+-(?:{any_of(telling_prefixes(hashes, rest))})[^-/]*"
+    return f"[^/]+-(?:{any_of(telling_prefixes(hashes, rest))})[0-9a-f]*"
 
 
 def contents(files):

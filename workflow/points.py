@@ -4,7 +4,6 @@ import csv
 import io
 import re
 from collections.abc import Container, Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 from workflow.config import MadeModel, Replay, TraceSet
@@ -37,7 +36,7 @@ class TraceIdentity(Strict):
     generator: int | None
     """Version of the generator, for a generated set."""
 
-    @cached_property
+    @property
     def key(self) -> str:
         """Return the folder name of the prepared set: what it declares is in its path, so it is never out of date."""
         return f"{self.name}-{digest({'declaration': self.declaration, 'generator': self.generator}, 8)}"
@@ -72,7 +71,7 @@ class Point(Document):
     costs: Costs
     origin: Origin
 
-    @cached_property
+    @property
     def model_key(self) -> str:
         """Return the folder name of a made model. Its vocabulary comes from the client's corpus, so that counts too."""
         parts = {"declaration": self.made_model, "client": self.environments[self.replay.client]}
