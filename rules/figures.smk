@@ -47,6 +47,7 @@ rule timelines:
         "results/logs/timelines.log",
     conda:
         "../environment.yml"
+    threads: 8
     message:
         "Draw the points over time"
     script:

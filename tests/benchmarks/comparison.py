@@ -14,7 +14,7 @@ from tests.examples import synthetic
 from workflow.comparison import compare, summary
 from workflow.explanation import explain
 from workflow.fairness import fairness_table
-from workflow.figures import Tables, draw
+from workflow.figures import Tables, draw, draw_timeline
 from workflow.report import FIGURES, Content, page
 from workflow.style import render
 
@@ -65,6 +65,10 @@ def main() -> None:
                 figure = draw(name, Tables(table, pairs, arms))
                 figures[name] = render(figure, "svg").decode()
                 render(figure, "png")
+        with timed("a time sheet for each point, SVG"):
+            sheet = synthetic.timeline(all_points[0])
+            for point in points:
+                render(draw_timeline(point.id, sheet), "svg")
         with timed("report"):
             text = page(Content(table, pairs, explanations, fairness, points, figures))
     print(f"\n{len(pairs)} verdicts, report of {len(text) / 1e6:.1f} MB")

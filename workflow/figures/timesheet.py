@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from workflow.figures.panels import GREY
 from workflow.style import LINE_COLOURS, new_figure
@@ -17,6 +18,8 @@ class Strip(NamedTuple):
     ylabel: str
     lines: tuple[tuple[str, str], ...]
     top: float | None = None
+    large: bool = False
+    """Thousands and millions are written 20k and 1.5M."""
     dots: bool = False
     """Slices without a value are gaps between events, not between readings: draw markers, no line."""
 
@@ -25,8 +28,8 @@ STRIPS: tuple[Strip, ...] = (
     Strip("KV pool\nin use (share)", (("device_use_share", "device"), ("host_use_share", "host")), 1.05),
     Strip("requests", (("in_flight", "in flight (client)"), ("running", "running"), ("waiting", "waiting"))),
     Strip("cached share\nof prompts", (("cached_share", "cached"),), 1.05, dots=True),
-    Strip("prompt\n(tok/s)", (("prompt_tok_per_s", "prompt tokens at first token"),)),
-    Strip("output\n(tok/s)", (("output_tok_per_s", "output tokens"),)),
+    Strip("prompt\n(tok/s)", (("prompt_tok_per_s", "at first token"),), large=True),
+    Strip("output\n(tok/s)", (("output_tok_per_s", "output tokens"),), large=True),
     Strip("transfers\n(GB/s)", (("to_host_gb_per_s", "to the host"), ("to_device_gb_per_s", "to the device"))),
     Strip("TTFT (s)", (("ttft_p50_s", "median"), ("ttft_max_s", "longest")), dots=True),
     Strip("preemptions\n(1/s)", (("preemptions_per_s", "a second"),)),
@@ -42,8 +45,12 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
         figure.text(0.5, 0.5, "Nothing of this point was recorded over time.", ha="center", va="center")
         figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
         return figure
-    figure = new_figure(8.2, 1.05 * len(strips) + 1.0)
+    # There is one for each point, hundreds in a sweep, and all are made alike: fixed margins, or fitting takes most of
+    # the time.
+    height = 1.05 * len(strips) + 1.0
+    figure = new_figure(8.2, height, fitted=False)
     panels = figure.subplots(len(strips), 1, squeeze=False, sharex=True)[:, 0]
+    figure.subplots_adjust(left=0.115, right=0.85, bottom=0.62 / height, top=1 - 0.45 / height, hspace=0.14)
     # A slice stands for its whole length, so its value is drawn in its middle.
     middle = frame["start_s"] + frame["length_s"] / 2
     for strip, axes in zip(strips, panels, strict=True):
@@ -53,15 +60,18 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
             known = frame[column].notna() if strip.dots else slice(None)
             axes.plot(middle[known], frame[column][known], color=colour, label=label, **mark)
         axes.set_ylabel(strip.ylabel, fontsize=7.5)
+        axes.yaxis.set_label_coords(-0.08, 0.5)
         # Nothing at all must look like nothing, not like noise on an axis that ends at 0.05.
         axes.set_ylim(0, strip.top or max(axes.get_ylim()[1], 1.0 if not frame[columns].any(axis=None) else 0.0))
+        if strip.large:
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelsize=7)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
         _phases(axes, frame, named=axes is panels[0])
     panels[-1].set_xlabel("seconds since the profiling phase began")
     panels[-1].set_xlim(float(frame["start_s"].min()), float((frame["start_s"] + frame["length_s"]).max()))
-    figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
-    figure.supxlabel(_footer(frame, strips), fontsize=7, color=GREY, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, y=1 - 0.1 / height, ha="left", va="top")
+    figure.text(0.01, 0.06 / height, _footer(frame, strips), fontsize=7, color=GREY, ha="left", va="bottom")
     return figure
 
 
