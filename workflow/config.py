@@ -6,7 +6,7 @@ from collections.abc import Mapping as AnyMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from workflow import yamlfile
 from workflow.contract import InputError, Strict
@@ -54,6 +54,10 @@ class Replay(Strict):
     start_ratio_min: Share = 0.25
     """Each lane starts at a turn drawn between these two shares of its session."""
     start_ratio_max: Share = 0.75
+    idle_gap_cap_s: PositiveSeconds | None = None
+    """Longest pause between two requests of one session; longer recorded ones are cut to it, in warm-up and window.
+    Null: as recorded. For short windows on borrowed hardware: the scenario replays pauses as they are, which paces the
+    warm-up by the trace and leaves few requests in a window of a minute; the client marks the result for it."""
     stop_above_error_share: Share = 0.10
     """The client stops a hopeless replay above this share of failed requests."""
     workers: Positive | None = None
@@ -183,6 +187,9 @@ class Cluster(Strict):
     """Folder of imported images, `.sqsh` for pyxis and `.sif` for Apptainer; null: the launcher fetches the image."""
     mounts: tuple[str, ...] = ()
     """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
+    environments: tuple[Name, ...] = ()
+    """Prepared environments (`configs/environments/<name>.txt`) that stand for the image where the launcher is `bare`:
+    the first one that pins the engine and the backend's packages as the search space declares them is used."""
     cores_per_point: Positive | None = None
     """CPU cores that one point takes; null takes the whole machine, so that two points never disturb each other."""
     slurm: Slurm | None = None
@@ -194,6 +201,12 @@ class Cluster(Strict):
     def _cores_are_known(self) -> "Cluster":
         if self.slurm is not None and self.cores_per_point is None:
             raise ValueError("cores_per_point is needed with slurm: nobody here knows how many cores a node has")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source_of_packages(self) -> "Cluster":
+        if self.environments and self.launcher != "bare":
+            raise ValueError(f"environments go with launcher bare; with {self.launcher} the packages are the image's")
         return self
 
 
@@ -213,7 +226,7 @@ class Clusters(Strict):
 
 # ---------------------------------------------------------------------------------------------- models.yaml
 class MadeModel(Strict):
-    """A llama with random weights that the workflow writes itself: nothing is downloaded."""
+    """A llama with random weights that the workflow writes itself, as GGUF: nothing is downloaded."""
 
     vocabulary_size: Annotated[int, Field(ge=512, le=65536)]
     hidden_size: Annotated[int, Field(multiple_of=64, gt=0)]
@@ -224,10 +237,36 @@ class MadeModel(Strict):
     seed: int
 
 
+class ShapedModel(Strict):
+    """A llama's shape and a tokenizer, without weights: the engine draws them itself (vLLM's `--load-format dummy`)."""
+
+    kind: Literal["shape"]
+    vocabulary_size: Annotated[int, Field(ge=512, le=262144)]
+    """Rows of the embedding. The tokenizer is padded to it: a random model also answers with its last tokens."""
+    hidden_size: Positive
+    intermediate_size: Positive
+    layers: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_size: Positive
+    context_tokens: Positive
+
+
+def _model_kind(data: Any) -> str:
+    kind = data.get("kind", "gguf") if isinstance(data, AnyMapping) else getattr(data, "kind", "gguf")
+    return str(kind)
+
+
+AnyModel = Annotated[
+    Annotated[MadeModel, Tag("gguf")] | Annotated[ShapedModel, Tag("shape")], Discriminator(_model_kind)
+]
+"""Picked by `kind`, which a GGUF model does not have: declarations of before stay what they were, and their points."""
+
+
 class Models(Strict):
     """configs/models.yaml: the models that the workflow makes."""
 
-    models: dict[str, MadeModel]
+    models: dict[str, AnyModel]
 
 
 # ---------------------------------------------------------------------------------------------- traces.yaml

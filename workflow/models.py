@@ -1,6 +1,7 @@
-"""Models with random weights that the workflow writes itself, in seconds: a llama as GGUF and its tokenizer."""
+"""Models with random weights that the workflow makes itself, in seconds: a GGUF file or a shape, and a tokenizer."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from workflow.config import MadeModel
+from workflow.config import MadeModel, ShapedModel
 from workflow.contract import Document, file_sha256, write_atomic
 
 HEAD_SIZE = 64
@@ -26,31 +27,42 @@ class ModelManifest(Document):
     name: str
     declaration: dict[str, Any]
     parameters: int
-    gguf_sha256: str
+    gguf_sha256: str | None
+    """None where the engine draws the weights."""
     tokenizer_sha256: str
 
 
-def make(name: str, declared: MadeModel, corpus: Path, folder: Path) -> ModelManifest:
-    """Write `folder`/model.gguf, the tokenizer as an offline hub cache in `folder`/hf_home, and `folder`/model.json.
+def make(name: str, declared: MadeModel | ShapedModel, corpus: Path, folder: Path) -> ModelManifest:
+    """Write what is served, the tokenizer as an offline hub cache in `folder`/hf_home, and `folder`/model.json.
 
     `corpus` is the text that the vocabulary is trained on: the one the replay client draws prompts from, so that its
     token counts and the engine's agree.
     """
     tokenizer = train_tokenizer(corpus, declared.vocabulary_size)
+    served = served_path(folder, declared.model_dump(mode="json"))
+    if isinstance(declared, ShapedModel):
+        pad_vocabulary(tokenizer, declared.vocabulary_size)
+        parameters = write_checkpoint_shape(tokenizer, declared, served)
+    else:
+        temporary = folder / ".model.gguf"
+        parameters = write_gguf(tokenizer, name, declared, temporary)
+        temporary.replace(served)
     snapshot = write_hub_entry(tokenizer, name, folder / "hf_home" / "hub")
-    temporary = folder / ".model.gguf"
-    parameters = write_gguf(tokenizer, name, declared, temporary)
-    temporary.replace(folder / "model.gguf")
     manifest = ModelManifest(
         schema_version=ModelManifest.SCHEMA_VERSION,
         name=name,
         declaration=declared.model_dump(mode="json"),
         parameters=parameters,
-        gguf_sha256=file_sha256(folder / "model.gguf"),
+        gguf_sha256=None if isinstance(declared, ShapedModel) else file_sha256(served),
         tokenizer_sha256=file_sha256(snapshot / "tokenizer.json"),
     )
     manifest.write(folder / "model.json")
     return manifest
+
+
+def served_path(folder: Path, declaration: Mapping[str, Any]) -> Path:
+    """Return what the engine loads of a made model: a GGUF file, or a checkpoint's folder without weights."""
+    return folder / ("checkpoint" if declaration.get("kind") == "shape" else "model.gguf")
 
 
 def train_tokenizer(corpus: Path, vocabulary_size: int) -> Tokenizer:
@@ -76,6 +88,13 @@ def write_hub_entry(tokenizer: Tokenizer, name: str, hub: Path) -> Path:
     """
     entry = hub / f"models--{name.replace('/', '--')}"
     snapshot = entry / "snapshots" / NO_REVISION
+    write_tokenizer(tokenizer, snapshot)
+    write_atomic(entry / "refs" / "main", NO_REVISION.encode())
+    return snapshot
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer with its chat template as transformers reads it."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|bos|>",
@@ -85,10 +104,46 @@ def write_hub_entry(tokenizer: Tokenizer, name: str, hub: Path) -> Path:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    write_atomic(snapshot / "tokenizer.json", tokenizer.to_str().encode())
-    write_atomic(snapshot / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
-    write_atomic(entry / "refs" / "main", NO_REVISION.encode())
-    return snapshot
+    write_atomic(folder / "tokenizer.json", tokenizer.to_str().encode())
+    write_atomic(folder / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
+
+
+def pad_vocabulary(tokenizer: Tokenizer, size: int) -> None:
+    """Give every row of an embedding a token: a random model answers with any, and decoding one must not fail."""
+    missing = size - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<|unused-{number}|>" for number in range(missing)])
+
+
+def write_checkpoint_shape(tokenizer: Tokenizer, declared: ShapedModel, folder: Path) -> int:
+    """Write a llama's checkpoint without its weights and return how many parameters it has."""
+    special = {name: tokenizer.token_to_id(f"<|{name}|>") for name in ("bos", "eos", "pad")}
+    ids = {f"{name}_token_id": number for name, number in special.items()}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_size": declared.hidden_size,
+        "intermediate_size": declared.intermediate_size,
+        "num_hidden_layers": declared.layers,
+        "num_attention_heads": declared.heads,
+        "num_key_value_heads": declared.kv_heads,
+        "head_dim": declared.head_size,
+        "max_position_embeddings": declared.context_tokens,
+        "vocab_size": declared.vocabulary_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **ids,
+    }
+    write_atomic(folder / "config.json", json.dumps(config, indent=1).encode())
+    write_atomic(folder / "generation_config.json", json.dumps(ids, indent=1).encode())
+    write_tokenizer(tokenizer, folder)
+    width, query, kv = declared.hidden_size, declared.heads * declared.head_size, declared.kv_heads * declared.head_size
+    layer = 2 * width * query + 2 * width * kv + 3 * width * declared.intermediate_size + 2 * width
+    return 2 * declared.vocabulary_size * width + declared.layers * layer + width
 
 
 def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path) -> int:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from workflow import models, replay, traces, yamlfile
-from workflow.config import MadeModel, TraceSets
+from workflow.config import AnyModel, TraceSets
 from workflow.contract import InputError
 from workflow.environments import Environment
 from workflow.failures import AttemptFailed, FailureClass
@@ -89,7 +91,8 @@ def _model(point: Point, results: Path, model_paths: Mapping[str, str]) -> tuple
             raise AttemptFailed(
                 FailureClass.CONFIGURATION, f"{folder} holds a model of another declaration; make it again"
             )
-        return {"model": (folder / "model.gguf").resolve()}, point.row.model, (folder / "hf_home").resolve()
+        served = models.served_path(folder, point.made_model)
+        return {"model": served.resolve()}, point.row.model, (folder / "hf_home").resolve()
     wanted = {"model": point.row.model, **point.plan.wants}
     unknown = sorted({what for what in wanted.values() if what not in model_paths})
     if unknown:
@@ -113,10 +116,10 @@ def prepare_traces(point: Point, declared_in: Path, folder: Path) -> TraceManife
     return traces.prepare(name, sets[name], Path.cwd(), folder)
 
 
-def prepare_model(point: Point, client: Path, folder: Path) -> ModelManifest:
-    """Make the model that a point serves; `client` is the replay client's environment, which holds the corpus."""
-    declared = MadeModel.model_validate(point.made_model)
-    return models.make(point.row.model, declared, replay.corpus(client), folder)
+def prepare_model(point: Point, corpus: Path, folder: Path) -> ModelManifest:
+    """Make the model that a point serves; `corpus` is the text that the replay client draws prompts from."""
+    declared: AnyModel = TypeAdapter(AnyModel).validate_python(point.made_model)
+    return models.make(point.row.model, declared, corpus, folder)
 
 
 def main() -> int:
@@ -127,7 +130,7 @@ def main() -> int:
         if kind == "traces":
             print(prepare_traces(point, Path(source), Path(folder)).to_json())
         else:
-            print(prepare_model(point, Path(source), Path(folder)).to_json())
+            print(prepare_model(point, replay.corpus(Path(source)), Path(folder)).to_json())
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

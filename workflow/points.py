@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from workflow.config import MadeModel, Replay, TraceSet
+from workflow.config import AnyModel, Replay, TraceSet
 from workflow.contract import Document, InputError, Strict, digest
 from workflow.matrix import PlannedRow, Row
 from workflow.plans import backend_name
@@ -53,7 +53,7 @@ class Point(Document):
     group: str
     """The curve without its backend: groups the arms that are compared."""
     arm: str
-    """The backend, `none` for the control."""
+    """The backend, `none` for the control; with its version where the group holds several of it."""
     concurrency: int
     """Sessions that are live at once; with sub-agents, more requests than this can be in flight."""
     repeat: int
@@ -89,15 +89,18 @@ def make_point(
     costs: Costs,
     trace: TraceIdentity,
     replay: Replay,
-    made_model: MadeModel | None,
+    made_model: AnyModel | None,
     locks: Mapping[str, str],
     repeat: int = 1,
+    *,
+    arm: str | None = None,
 ) -> Point:
     """Put a point together and name it.
 
     The id is a readable prefix and 10 hex digits of the sha256 of everything that the measurement depends on. Where
     the point was asked for and what it costs do not change a number, so they are left out. `locks` holds the key of
-    every environment by name.
+    every environment by name. `arm` is what to call the arm, the backend's name if None; it is no part of the id, so
+    that a second version beside a first does not buy the first again.
     """
     row = planned.row
     identity_row = _identity_row(row)
@@ -105,7 +108,7 @@ def make_point(
     setting = {
         "made_model": made,
         "trace": trace.model_dump(mode="json"),
-        "replay": replay.model_dump(mode="json"),
+        "replay": replay_identity(replay),
         "protocol": PROTOCOL,
         "client": locks[replay.client],
     }
@@ -117,14 +120,14 @@ def make_point(
         identity["repeat"] = repeat
     curve = {**setting, "row": {name: value for name, value in identity_row.items() if name != "conc"}}
     group = {**setting, "row": row_group(row)}
-    arm = backend_name(row)
+    backend = backend_name(row)
     base = slug(f"{row.model_prefix}-{row.runner.removeprefix('cluster:')}-{row.framework}-{topology(row)}")
     return Point(
         schema_version=Point.SCHEMA_VERSION,
-        id=f"{base}-{slug(arm)}-c{row.conc}-{f'r{repeat}-' if repeat > 1 else ''}{digest(identity, 10)}",
-        curve=f"{base}-{slug(arm)}-{digest(curve, 6)}",
+        id=f"{base}-{slug(backend)}-c{row.conc}-{f'r{repeat}-' if repeat > 1 else ''}{digest(identity, 10)}",
+        curve=f"{base}-{slug(backend)}-{digest(curve, 6)}",
         group=f"{base}-{digest(group, 6)}",
-        arm=arm,
+        arm=arm or backend,
         concurrency=row.conc,
         repeat=repeat,
         gpus=row.gpus,
@@ -171,6 +174,15 @@ def plan_identity(plan: ServePlan) -> dict[str, Any]:
             include={"served_model_name", "files", "scratch", "wants", "packages", "client_env", "session_header"},
         ),
     }
+
+
+def replay_identity(replay: Replay) -> dict[str, Any]:
+    """Return what of a replay's settings a measurement depends on: all, but for one that came later and is not used.
+
+    A point that was measured before the setting existed is still the same point.
+    """
+    unused = {"idle_gap_cap_s"} if replay.idle_gap_cap_s is None else set[str]()
+    return replay.model_dump(mode="json", exclude=unused)
 
 
 def by_id(points: Iterable[Point]) -> dict[str, Point]:

@@ -15,6 +15,8 @@ from workflow.contract import InputError, read_json
 
 SUMMARY = "profile_export_aiperf.json"
 RECORDS = "profile_export.jsonl"
+CORPUS = "aiperf/dataset/generator/assets/shakespeare.txt"
+"""The text that the client draws prompts from, inside of its distribution."""
 SHORTEST_SUBMISSION_S = 900
 """Below this window the scenario refuses to run, unless told to; the result is then marked as not for submission."""
 
@@ -35,7 +37,7 @@ class ReplayPaths:
 
 def corpus(environment: Path) -> Path:
     """Return the text that the client draws prompts from; raises InputError if the client's layout has changed."""
-    found = sorted(environment.glob("lib/python*/site-packages/aiperf/dataset/generator/assets/shakespeare.txt"))
+    found = sorted(environment.glob(f"lib/python*/site-packages/{CORPUS}"))
     if not found:
         raise InputError("the client's prompt corpus is not in its environment", file=environment)
     return found[0]
@@ -75,9 +77,12 @@ def command(
         *("--ui", "none"),
         *("--output-artifact-dir", str(paths.artefacts)),
     ]
+    if replay.idle_gap_cap_s is not None:
+        argv += ["--trace-idle-gap-cap-seconds", _number(replay.idle_gap_cap_s)]
     if replay.workers is not None:
         argv += ["--workers-max", str(replay.workers), "--record-processor-service-count", "1"]
-    # The scenario accepts neither a short window nor traces of one's own without this; both are stated in the result.
+    # The scenario accepts neither a short window, nor traces of one's own, nor shorter pauses without this; all three
+    # are stated in the result.
     argv.append("--unsafe-override")
     return tuple(argv)
 

@@ -38,6 +38,7 @@ def test_every_field_of_the_replay_reaches_the_client():
         "random_seed": 7,
         "start_ratio_min": 0.1,
         "start_ratio_max": 0.9,
+        "idle_gap_cap_s": 5.0,
         "stop_above_error_share": 0.5,
         "workers": 3,
     }
