@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from workflow.contract import Document, InputError, digest
@@ -18,6 +19,8 @@ class Environment(Document):
     python: str
     packages: dict[str, str]
     """Name -> version, as installed."""
+    trimmed: dict[str, tuple[str, ...]] = {}
+    """Name -> patterns of files that a bundle left out of it, see workflow/bundle.py."""
 
 
 def environment_key(lock: Path) -> str:
@@ -29,11 +32,58 @@ def environment_key(lock: Path) -> str:
     return f"{lock.stem}-{digest([line for line in lines if line], 8)}"
 
 
+def pins(lock: Path) -> dict[str, str]:
+    """Return a lock's distributions, names normalised -> version; environment markers are left out of account.
+
+    Raises InputError for a line that pins nothing: what it installs would change from day to day.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(lock.read_text().splitlines(), 1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        match = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", text)
+        if match is None:
+            raise InputError(f"found {text!r}", file=lock, line=number, allowed="name==version")
+        found[normalised(match[1])] = match[2]
+    return found
+
+
+def normalised(name: str) -> str:
+    """Return a distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def environment_with(wanted: Iterable[str], locks: Mapping[str, Path], origin: str) -> str:
+    """Return the first environment that pins all that is wanted, each `name==version` or a bare name.
+
+    Raises InputError that says for each environment what it lacks; `origin` is who asks.
+    """
+    lacking = {}
+    for name, lock in locks.items():
+        have = pins(lock)
+        lacking[name] = [want for want in wanted if not _pinned(want, have)]
+        if not lacking[name]:
+            return name
+    listed = "; ".join(f"{locks[name]} lacks {', '.join(some)}" for name, some in lacking.items())
+    raise InputError(
+        f"no environment holds what {origin} declares: {listed}",
+        do="declare a version that one of them pins, or add a lock and name it under the cluster's environments",
+    )
+
+
+def _pinned(want: str, have: Mapping[str, str]) -> bool:
+    name, _, version = want.partition("==")
+    found = have.get(normalised(name))
+    return found is not None and version in ("", found)
+
+
 def prepare(lock: Path, folder: Path) -> Environment:
     """Make the environment of a lock file in `folder`, from nothing, and describe it in `folder`/environment.json.
 
-    The lock's line `# python: SPEC` says which interpreters it was resolved for. Raises InputError with the end of
-    the installer's message if it fails.
+    A lock is complete: what it does not pin is not installed, also where a package would ask for it. The lock's line
+    `# python: SPEC` says which interpreters it was resolved for. Raises InputError with the end of the installer's
+    message if it fails.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +91,7 @@ def prepare(lock: Path, folder: Path) -> Environment:
     _run([uv, "venv", "--quiet", "--python", _python_wanted(lock), str(folder)], lock)
     python = str(folder / "bin" / "python")
     # Compiled here, once: nodes that start together would each compile the same modules, for seconds at every start.
-    install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "--requirements", str(lock)]
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", python, "-r", str(lock)]
     _run(install, lock)
     listed = _run([uv, "pip", "list", "--quiet", "--python", python, "--format", "json"], lock)
     environment = Environment(

@@ -263,6 +263,7 @@ def _parts(plan: ServePlan) -> dict[str, dict[str, str]]:
         flags = {flag or "command": " ".join(values) for flag, values in flags_of(service.argv).items()}
         parts[f"{service.name} argv"] = flags
         parts[f"{service.name} env"] = dict(service.env)
+        parts[f"{service.name} environment"] = {service.environment: ""} if service.environment else {}
         parts[f"{service.name} env"] |= {f"{name} (must be unset)": "" for name in service.unset}
     for file in plan.files:
         parts[f"file {file.filename}"] = dict(_lines(file.text))

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,9 @@ def serve(attempt: Attempt) -> None:
 def _start(attempt: Attempt, service: Service) -> None:
     paths = attempt.paths()
     argv = tuple(fill(word, attempt.ports, paths) for word in service.argv)
-    if service.environment is not None:
-        argv = (str(attempt.parts.environments[service.environment] / "bin" / argv[0]), *argv[1:])
     env = {name: fill(value, attempt.ports, paths) for name, value in service.env.items()}
+    if service.environment is not None:
+        argv, env = in_environment(argv, env, attempt.parts.environments[service.environment])
     log = attempt.log_of(service.name)
     attempt.started.append(StartedService(name=service.name, argv=argv, env=env, log=log.name))
     try:
@@ -126,6 +127,19 @@ def _start(attempt: Attempt, service: Service) -> None:
             f"{service.name} was not ready after {deadline_s:.0f} s{_stranger(process, port)}{_last_words(log)}",
         )
     attempt.say(f"{service.name}: ready")
+
+
+def in_environment(
+    argv: tuple[str, ...], env: Mapping[str, str], environment: Path
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return a command and its variables in a prepared environment.
+
+    Its programs come first on the PATH: the command may start others of them by name, and compile kernels with the
+    node's tools.
+    """
+    programs = environment / "bin"
+    path = os.pathsep.join((str(programs), env.get("PATH", os.environ.get("PATH", os.defpath))))
+    return (str(programs / argv[0]), *argv[1:]), {**env, "PATH": path}
 
 
 def _stranger(process: processes.Managed, port: int) -> str:

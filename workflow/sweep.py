@@ -1,22 +1,23 @@
 """Everything that is known before the first job: the files of configs/ -> the points to measure."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workflow import yamlfile
 from workflow.allocation import check_time_limits
-from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
+from workflow.config import AnyModel, Cluster, Clusters, Config, Models, TraceSets
 from workflow.contract import InputError, write_atomic
-from workflow.environments import environment_key
+from workflow.environments import environment_key, environment_with
 from workflow.lint import PlanFinding
-from workflow.matrix import NotRunnable, PlannedRow, load_runners, plan_matrix
+from workflow.matrix import NotRunnable, PlannedRow, Row, load_runners, plan_matrix
 from workflow.node import declared_facts
 from workflow.plans import backend_name, check_arm, plan_for
 from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row_group, trace_identity
 from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
+from workflow.serving import ServePlan, Service
 from workflow.traces import GENERATOR
 
 
@@ -75,15 +76,17 @@ def plan_sweep(config: Config) -> Sweep:
     keys = {name: environment_key(path) for name, path in locks.items()}
     trace = trace_identity(name, traces[name], GENERATOR)
     peers = _peers(matrix.rows) if config.equalize else {}
+    versions = _versions(matrix.rows)
     points = []
     for planned in matrix.rows:
         _check_runs_somewhere(planned, config, clusters, models)
         check_arm(planned)
     for planned in matrix.rows:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()) if peers else ())
+        plan = _in_environment(planned, plan, clusters[planned.row.runner], config, locks)
         made = models.get(planned.row.model)
         points += [
-            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)
+            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat, arm=_arm(planned.row, versions))
             for repeat in range(1, config.repeats + 1)
         ]
     check_time_limits(points, clusters, Path(config.clusters))
@@ -101,12 +104,70 @@ def plan_sweep(config: Config) -> Sweep:
     )
 
 
+def _in_environment(
+    planned: PlannedRow, plan: ServePlan, cluster: Cluster, config: Config, locks: Mapping[str, Path]
+) -> ServePlan:
+    """Return a plan whose services run in a prepared environment where the cluster has those in place of images.
+
+    Raises InputError: the cluster names an environment without a lock, or none of them pins what the row declares.
+    """
+    if not cluster.environments:
+        return plan
+    if unknown := sorted(set(cluster.environments) - locks.keys()):
+        raise InputError(
+            f"no lock of environment {', '.join(unknown)}",
+            file=config.clusters,
+            key=f"clusters.{planned.row.runner}.environments",
+            allowed=", ".join(sorted(locks)),
+            do=f"add it to {config.environments}",
+        )
+    declared = [probe.declared for probe in plan.versions if probe.component == planned.row.framework]
+    engine = f"{planned.row.framework}=={declared[0]}" if declared and declared[0] else planned.row.framework
+    candidates = {name: locks[name] for name in cluster.environments}
+    name = environment_with((engine, *plan.packages), candidates, planned.origin)
+
+    def moved(service: Service) -> Service:
+        return service if service.environment else service.model_copy(update={"environment": name})
+
+    return plan.model_copy(
+        update={
+            "engine": moved(plan.engine),
+            "sidecars": tuple(moved(service) for service in plan.sidecars),
+            "router": moved(plan.router) if plan.router else None,
+        }
+    )
+
+
 def _peers(rows: Iterable[PlannedRow]) -> dict[str, set[str]]:
     """Return the backends of each group."""
     peers: dict[str, set[str]] = defaultdict(set)
     for planned in rows:
         peers[row_group(planned.row)].add(backend_name(planned.row))
     return peers
+
+
+def _versions(rows: Iterable[PlannedRow]) -> dict[tuple[str, str], set[str | None]]:
+    """Return (group, backend) -> the declared versions, of the backends that are declared with several."""
+    listed = [(planned.row, backend_name(planned.row), _version(planned.row)) for planned in rows]
+    anywhere: dict[str, set[str | None]] = defaultdict(set)
+    for _, name, version in listed:
+        anywhere[name].add(version)
+    found: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for row, name, version in listed:
+        if len(anywhere[name]) > 1:  # a row's group is a hash, and a large sweep has thousands of rows
+            found[row_group(row), name].add(version)
+    return found
+
+
+def _version(row: Row) -> str | None:
+    return row.kv_offload_backend.version if row.kv_offload_backend else None
+
+
+def _arm(row: Row, versions: Mapping[tuple[str, str], set[str | None]]) -> str:
+    """Return what to call a row's arm: two versions of a backend in one group are two arms, not repeats of one."""
+    name, version = backend_name(row), _version(row)
+    several = bool(versions) and len(versions.get((row_group(row), name), ())) > 1
+    return f"{name}-{version or 'undeclared'}" if several else name
 
 
 def notices(sweep: Sweep) -> list[str]:
@@ -158,7 +219,7 @@ def measured(sweep: Sweep, results: Path) -> set[str]:
 
 
 def _check_runs_somewhere(
-    planned: PlannedRow, config: Config, clusters: dict[str, Cluster], models: dict[str, MadeModel]
+    planned: PlannedRow, config: Config, clusters: dict[str, Cluster], models: dict[str, AnyModel]
 ) -> None:
     row = planned.row
     if row.runner not in clusters:

@@ -71,3 +71,12 @@ def test_another_version_is_not_measured(tmp_path, log, says):
 
 def test_rules_about_the_state_of_a_node_exist():
     assert {RULES[code].severity for code in startup.OF_THIS_NODE} == {"error"}
+
+
+def test_a_service_finds_the_programs_of_its_environment_first(tmp_path, monkeypatch):
+    # versioned.py becomes `vllm`, which it looks for by name: without the folder there is none, or another one.
+    monkeypatch.setenv("PATH", "/usr/bin")
+    argv, env = startup.in_environment(("python3", "-c", "x"), {"A": "1"}, tmp_path)
+    assert argv == (f"{tmp_path}/bin/python3", "-c", "x")
+    assert env == {"A": "1", "PATH": f"{tmp_path}/bin:/usr/bin"}
+    assert startup.in_environment(("x",), {"PATH": "/own"}, tmp_path)[1]["PATH"] == f"{tmp_path}/bin:/own"
