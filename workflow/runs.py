@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -294,6 +295,7 @@ def measure(attempt: Attempt) -> Run:
 def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
     """Remove our shared memory once every process is gone, and see that GPU memory is back; return what was found."""
     found = [f"removed from /dev/shm: {name}" for name in leftovers.remove([attempt.folder])]
+    found += remove_scratch(attempt.folder / "scratch")
     if memory_before:
 
         def back() -> bool:
@@ -304,6 +306,19 @@ def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
     for line in found:
         attempt.say(line)
     return found
+
+
+def remove_scratch(folder: Path) -> list[str]:
+    """Remove what services wrote to their scratch folders, and say how much it was.
+
+    A file tier holds tens of gigabytes that are no artefact: the next attempt would find the disk full.
+    """
+    found = []
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        found.append(f"removed scratch {place.name}: {size} bytes")
+    shutil.rmtree(folder, ignore_errors=True)
+    return [*found, f"{folder} could not be removed"] if folder.exists() else found
 
 
 def remove_left_behind(runs: Path, attempt: str) -> None:
