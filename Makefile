@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo gallery test test-slurm lint unit end-to-end lock schema clean
+.PHONY: help demo gallery bundle test test-slurm lint unit end-to-end lock schema clean
 
 help:
 	@echo 'make demo        run the demo sweep and print its comparison'
 	@echo 'make test        lint and run all tests but those on Slurm'
 	@echo 'make test-slurm  install Slurm with apt if it is not there, and run the tests on a real one-node cluster'
 	@echo 'make gallery     redraw all figures and reports of the committed example into results/gallery/'
+	@echo 'make bundle ENGINE=vllm [CONFIG=... NODE=... PART_MB=60]'
+	@echo '                 pack what a node without a network needs to measure the points of a config'
 	@echo 'make lock        pin the dependencies of pyproject.toml anew'
 	@echo 'make clean       remove environments and results'
 
@@ -47,6 +49,15 @@ demo: $(VENV)/run
 gallery: $(VENV)/run
 	$(BIN)/python -m tests.examples.gallery results/gallery
 
+CONFIG ?= docs/examples/h200/configs/config.yaml
+NODE ?= $(dir $(CONFIG))node.yaml
+PART_MB ?= 60
+
+bundle: $(VENV)/run
+	@[ -n '$(ENGINE)' ] || { echo 'Say which points: make bundle ENGINE=vllm' >&2; exit 1; }
+	@$(BIN)/python -m workflow.bundle --engine $(ENGINE) --configfile $(CONFIG) --node $(NODE) \
+	  --part-bytes $(PART_MB)000000 --out .bundle
+
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,4 +88,4 @@ schema: $(VENV)/run
 	$(BIN)/python -c "from workflow.config import config_schema; print(config_schema(), end='')" > configs/config.schema.json
 
 clean:
-	rm -rf $(VENV) .envs .snakemake results/*/ results/*.*sv results/*.parquet results/*.html results/summary.md
+	rm -rf $(VENV) .envs .bundle .snakemake results/*/ results/*.*sv results/*.parquet results/*.html results/summary.md

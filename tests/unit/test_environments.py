@@ -1,0 +1,134 @@
+"""Locks: what they pin, which environment stands for an image, how one is resolved for a node."""
+
+import shutil
+
+import pytest
+
+from workflow.bundle import Node
+from workflow.config import Cluster, load_config
+from workflow.contract import InputError
+from workflow.environments import environment_with, pins
+from workflow.nodelock import overrides
+from workflow.plans import differences
+from workflow.sweep import plan_sweep
+
+NODE = Node(python="3.12.3", glibc="2.39", packages={"torch": "2.11.0", "pandas": "3.0.6", "Jinja2": "3.1.6"})
+
+
+@pytest.fixture
+def locks(tmp_path):
+    texts = {
+        "old": "vllm==0.25.1\nlmcache==0.5.2\n",
+        "new": "vllm==0.25.1\nLMCache==0.5.6 ; python_version > '3'\n",
+    }
+    made = {name: tmp_path / f"{name}.txt" for name in texts}
+    for name, path in made.items():
+        path.write_text(texts[name])
+    return made
+
+
+def test_the_first_environment_that_pins_what_is_declared_is_used(locks):
+    assert environment_with(("vllm==0.25.1",), locks, "a line") == "old"
+    assert environment_with(("vllm==0.25.1", "lmcache==0.5.6"), locks, "a line") == "new"
+    assert environment_with(("vllm", "lmcache"), locks, "a line") == "old"
+
+
+def test_a_version_that_no_environment_pins_is_refused_with_what_each_lacks(locks):
+    with pytest.raises(InputError) as error:
+        environment_with(("vllm==0.25.1", "lmcache==0.5.5"), locks, "master.yaml:7")
+    assert "master.yaml:7" in str(error.value)
+    assert str(error.value).count("lacks lmcache==0.5.5") == 2
+    assert pins(locks["new"])["lmcache"] == "0.5.6"
+
+
+def test_environments_are_for_nodes_without_containers():
+    with pytest.raises(ValueError, match="environments go with launcher bare; with pyxis the packages are the image's"):
+        Cluster(launcher="pyxis", environments=("vllm",))
+
+
+# ------------------------------------------------------------------------------------------------ docs/examples/h200
+@pytest.fixture
+def h200(project, monkeypatch):
+    monkeypatch.chdir(project)
+    return plan_sweep(load_config([project / "docs/examples/h200/configs/config.yaml"], {}))
+
+
+def test_the_h200_example_plans_every_arm_at_three_concurrencies(h200):
+    cells = {(point.arm, point.concurrency) for point in h200.points.values()}
+    arms = {"none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "lmcache-0.5.2", "lmcache-0.5.6", "mooncake"}
+    assert cells == {(arm, concurrency) for arm in arms for concurrency in (4, 8, 16)}
+    assert len({point.group for point in h200.points.values()}) == 1
+    assert not h200.doomed, h200.preflight
+    assert {point.row.total_cpu_dram_gb for point in h200.points.values()} == {0, 69}, "one budget for all tiers"
+
+
+def test_each_arm_of_the_h200_example_runs_where_its_versions_are_pinned(h200):
+    for point in h200.points.values():
+        environments = {service.environment for service in point.plan.services}
+        new = point.arm == "lmcache-0.5.6"
+        assert environments == {"vllm-0.25.1-lmcache-0.5.6" if new else "vllm-0.25.1"}
+        assert environments | {"aiperf"} == point.environments.keys()
+        assert [probe.declared for probe in point.plan.versions if probe.component == "vllm"] == ["0.25.1"]
+
+
+def test_two_versions_of_a_backend_are_two_arms_and_the_environment_is_a_printed_difference(h200):
+    by_arm = {point.arm: point for point in h200.points.values() if point.concurrency == 8}
+    old, new = by_arm["lmcache-0.5.2"], by_arm["lmcache-0.5.6"]
+    assert old.curve != new.curve, "pooled as repeats, their mean would be of neither"
+    found = [str(one) for one in differences(old.plan, new.plan)]
+    assert "+ engine environment: vllm-0.25.1-lmcache-0.5.6" in found
+    assert not [one for one in found if one.startswith(("~ engine argv", "+ engine argv"))]
+
+
+def test_a_second_version_does_not_buy_the_first_again(project, h200, tmp_path, monkeypatch):
+    shutil.copytree(project / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("images"))
+    monkeypatch.chdir(tmp_path)
+    master = tmp_path / "docs/examples/h200/configs/master.yaml"
+    lines = [line for line in master.read_text().splitlines() if "0.5.6" not in line]
+    master.write_text("\n".join(lines) + "\n")
+    alone = plan_sweep(load_config([tmp_path / "docs/examples/h200/configs/config.yaml"], {}))
+    assert {point.arm for point in alone.points.values()} >= {"lmcache", "none"}
+    assert set(alone.points) < set(h200.points)
+
+
+def test_a_cluster_that_names_an_environment_without_a_lock_is_refused(project, tmp_path, monkeypatch):
+    shutil.copytree(project / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("images"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs/examples/h200/configs/environments/vllm-0.25.1.txt").unlink()
+    with pytest.raises(InputError, match=r"clusters.yaml: clusters.cluster:h200-single.environments: no lock of env"):
+        plan_sweep(load_config([tmp_path / "docs/examples/h200/configs/config.yaml"], {}))
+
+
+# ------------------------------------------------------------------------------------------------ locks for a node
+def test_what_the_node_has_is_given_to_the_resolver(tmp_path):
+    wanted = tmp_path / "client.in"
+    wanted.write_text("# The client.\n# own: pandas\n# without: flashinfer_python, tilelang\naiperf==0.13.0\n")
+    assert overrides(wanted, NODE) == [
+        "jinja2==3.1.6",
+        "torch==2.11.0",
+        "flashinfer-python ; python_version < '0'",
+        "tilelang ; python_version < '0'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("# wihtout: tilelang", r"client.in:1: found 'wihtout'; allowed: without, own"),
+        ("# own: polars", r"client.in: own: the node has no polars; take it out"),
+    ],
+)
+def test_a_directive_that_does_nothing_is_refused(tmp_path, line, says):
+    wanted = tmp_path / "client.in"
+    wanted.write_text(f"{line}\naiperf==0.13.0\n")
+    with pytest.raises(InputError, match=says):
+        overrides(wanted, NODE)
+
+
+def test_the_locks_of_the_h200_example_hold_what_their_sources_ask_for(project):
+    for source in sorted((project / "docs/examples/h200/configs/environments").glob("*.in")):
+        asked = [line for line in source.read_text().splitlines() if line and not line.startswith("#")]
+        have = pins(source.with_suffix(".txt"))
+        for line in asked:
+            name, _, version = line.partition("==")
+            assert version in ("", have[name]), source
