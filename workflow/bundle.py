@@ -344,12 +344,11 @@ def make(
         points=tuple(point.id for point in points),
     )
     bundle.write(out / MANIFEST)
-    write_atomic(out / "README.txt", instructions(bundle, sweep.config.clusters).encode())
     return bundle
 
 
-def instructions(bundle: Bundle, clusters: str) -> str:
-    """Return what to do on the node, as text to read beside the parts."""
+def instructions(bundle: Bundle, clusters: str, configfile: Path) -> str:
+    """Return what to do on the node and after it, as text to read beside the parts."""
     size = sum(part.bytes for part in bundle.parts)
     point = bundle.points[0]
     lines = [
@@ -365,8 +364,9 @@ def instructions(bundle: Bundle, clusters: str) -> str:
         f"    .envs/{OWN_ENVIRONMENT}/bin/python -m workflow.runs results/points/{point}.json results/runs/{point} \\",
         f"      --clusters {clusters}",
         "",
-        "Carry results/runs/<point> and results/failures back into the checkout, and",
-        "`snakemake --config partial=true` goes on from there.",
+        "Carry results/runs/<point> and results/failures back into the checkout; from there goes on",
+        "",
+        f"    snakemake --cores 2 --configfile {configfile} --config partial=true",
         "",
         "Points, in the order to measure them:",
         *(f"    {point}" for point in bundle.points),
@@ -387,9 +387,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.part_bytes < 1:
             raise InputError(f"found {options.part_bytes}", key="--part-bytes", allowed="a number of bytes above 0")
         node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
-        bundle = make(
-            plan_sweep(load_config([options.configfile], {})), options.engine, node, options.out, options.part_bytes
-        )
+        sweep = plan_sweep(load_config([options.configfile], {}))
+        bundle = make(sweep, options.engine, node, options.out, options.part_bytes)
+        text = instructions(bundle, sweep.config.clusters, options.configfile)
+        write_atomic(options.out / "README.txt", text.encode())
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

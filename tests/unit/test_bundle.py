@@ -1,12 +1,15 @@
 """A bundle is made on a machine with a network and installed on one without: parts, wheels, environments, refusals."""
 
+import importlib.util
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +58,7 @@ def checkout(project, tmp_path, monkeypatch):
     """A checkout that plans the demo, with locks of two packages, and their wheels downloaded already."""
     made = tmp_path / "checkout"
     shutil.copytree(project / "configs", made / "configs")
-    downloads = made / ".bundle/work/downloads"
+    downloads = made / ".bundle" / "work" / "downloads"
     downloads.mkdir(parents=True)
     corpus = " ".join(f"word{number % 977} shall be spoken" for number in range(20_000))
     for name, number, files in (
@@ -285,8 +288,56 @@ def test_the_installer_needs_nothing_but_python(project):
     assert subprocess.run(argv, cwd=project, capture_output=True, check=False).returncode == 0
 
 
-def test_the_readme_names_a_command_that_runs_a_point(checkout):
-    made = bundle_of(checkout)
+def test_the_command_line_writes_a_readme_with_the_commands_for_both_sides(checkout, capsys):
+    (checkout / "node.yaml").write_text(json.dumps(node().model_dump(mode="json")))
+    arguments = ["--engine", "llamacpp", "--node", "node.yaml", "--part-bytes", "50000"]
+    assert bundles.main(arguments) == 0
+    assert "4 points in" in capsys.readouterr().out
     text = (checkout / ".bundle/README.txt").read_text()
+    made = Bundle.read(checkout / ".bundle/bundle.json")
     assert f"-m workflow.runs results/points/{made.points[0]}.json results/runs/{made.points[0]}" in text
+    assert "--configfile configs/config.yaml --config partial=true" in text
     assert all(point in text for point in made.points)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--part-bytes", "0"], "--part-bytes: found 0; allowed: a number of bytes above 0"),
+        (["--node", "missing.yaml"], "missing.yaml"),
+        (["--engine", "vllm"], "no planned point is served by engine 'vllm'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_message(checkout, capsys, arguments, says):
+    (checkout / "node.yaml").write_text(json.dumps(node().model_dump(mode="json")))
+    assert bundles.main(["--engine", "llamacpp", "--node", "node.yaml", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_make_passes_on_what_the_docs_say(project):
+    text = (project / "docs/first-sweep.md").read_text()
+    words = re.search(r"^make (bundle .*?) +#", text, re.MULTILINE)[1].split()
+    done = subprocess.run(["make", "-n", *words], cwd=project, capture_output=True, text=True, check=True)
+    assert "--engine vllm --configfile my/config.yaml --node node.yaml" in done.stdout
+    assert "--part-bytes 60000000" in done.stdout
+
+
+def test_make_wants_to_know_the_engine(project):
+    done = subprocess.run(["make", "-n", "bundle"], cwd=project, capture_output=True, text=True, check=True)
+    assert "Say which points: make bundle ENGINE=vllm" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------ vllm_check.py
+def test_a_serve_command_is_read_with_its_placeholders_filled(project, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("vllm_check", project / "workflow/engines/vllm_check.py")
+    checker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checker)
+    monkeypatch.chdir(project)
+    sweep = plan_sweep(load_config([project / "docs/examples/h200/configs/config.yaml"], {}))
+    for point in sweep.points.values():
+        argv, env = checker.command_of(json.loads(point.to_json()), Path("/model"), tmp_path)
+        assert argv[0] == "/model"
+        assert not [word for word in (*argv, *env.values()) if "<path:" in word or "<port:" in word]
+        assert env["PYTHONHASHSEED"] == "0"
+        if "--kv-transfer-config" in argv:
+            json.loads(argv[argv.index("--kv-transfer-config") + 1])
