@@ -147,16 +147,22 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values: dict[str, Value] = {}
     values.update(_latencies(evidence.records))
     values.update(_accounting(evidence.records))
+    lost, sent = evidence.unrecorded or (None, None), evidence.client_log.sent
+    values["unrecorded_share"] = ratio(_float(lost[0]), _float(sent), "the client's log does not say what it sent")
     values.update(_throughput(evidence, context))
     values.update(_prompt_sources(evidence))
     values.update(_server(evidence, context))
     values.update(_power(evidence, context, values))
-    loaded = evidence.traces_loaded or len(evidence.records.traces)
+    loaded = evidence.client_log.traces or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
         missing("the run did not record it") if context.startup_s is None else Value(value=context.startup_s)
     )
     return {name: values[name] for name in DEFINITIONS}
+
+
+def _float(number: int | None) -> float | None:
+    return None if number is None else float(number)
 
 
 def _statistic(data: Floats, name: str) -> Value:
@@ -226,6 +232,7 @@ def _accounting(records: Records) -> dict[str, Value]:
     none = "no profiled request"
     return {
         "error_share": ratio(float(records.failed), float(answered), none),
+        "timed_out_share": ratio(float(records.timed_out), float(answered), none),
         "cancelled_share": ratio(float(records.cancelled), float(answered + records.cancelled), none),
         "zero_token_share": ratio(zero, float(records.succeeded), none),
         "unreadable_share": ratio(float(records.unreadable), float(records.total), "no records"),
@@ -436,7 +443,8 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
         used, total = log.host_used_bytes, log.host_limit_bytes
     use = plain("host_use")
     if use.value is None:
-        use = ratio(evidence.amount("host_used_tokens"), evidence.amount("host_total_tokens"), absent)
+        full, size = evidence.fullest("host_used_tokens", "host_total_tokens")
+        use = ratio(full, size, absent)
     if use.value is None:
         use = ratio(used, total, absent)
     values["host_kv_use_max_share"] = use

@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -75,10 +76,10 @@ PARALLEL_BYTES = 64_000_000
 
 COLUMNS = (
     *("request_key", "start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
-    *("other_start_ns", "other_end_ns"),
+    *("other_start_ns", "other_end_ns", "timed_out_start_ns", "timed_out_end_ns"),
 )
 COUNTS = (
-    *("warmup", "warmup_failed", "succeeded", "failed", "cancelled", "unreadable"),
+    *("warmup", "warmup_failed", "succeeded", "failed", "cancelled", "unreadable", "timed_out"),
     *("dropped_as_warmup", "dropped_as_error", "error_categories", "profiled_error_categories"),
 )
 
@@ -107,6 +108,9 @@ class Records:
     # -- of the other profiled requests (failed, cancelled): they load the server too
     other_start_ns: Integers
     other_end_ns: Integers
+    # -- of the failed ones that waited until the client gave up: no latency holds them, and their wait was the longest
+    timed_out_start_ns: Integers
+    timed_out_end_ns: Integers
     # -- counts in exclusive classes
     warmup: int = 0
     warmup_failed: int = 0
@@ -114,6 +118,8 @@ class Records:
     failed: int = 0
     cancelled: int = 0
     unreadable: int = 0
+    timed_out: int = 0
+    """How many of the failed ones ran into the client's own time-out."""
     # -- InferenceX counts a failed warm-up in both of its buckets; only its own aggregate uses these two
     dropped_as_warmup: int = 0
     dropped_as_error: int = 0
@@ -205,6 +211,18 @@ def error_category(error: Any) -> str:
     return str(error).split(":", 1)[0].strip()[:120] or "unknown"
 
 
+_GAVE_UP = re.compile(r"(?i)time[sd]?[ _-]?out|deadline")
+
+
+def is_timeout(error: Any) -> bool:
+    """Say whether the client gave up waiting. An answer with a status (408, 504) is the server's error."""
+    if isinstance(error, Mapping):
+        if error.get("code"):
+            return False
+        error = error.get("type") or error.get("error_type") or error.get("message")
+    return _GAVE_UP.search(str(error)) is not None
+
+
 def number(value: Any) -> float:
     """Return a number from a record as float: NaN for null, for text without a number and for NaN or infinity as text.
 
@@ -260,6 +278,7 @@ class _Table:
         self.values = {column: array("d") for column in METRICS}
         self.appends = [self.values[column].append for column in METRICS]
         self.other_start, self.other_end = array("q"), array("q")
+        self.timed_out_start, self.timed_out_end = array("q"), array("q")
         self.sessions: dict[str, int] = {}
         self.conversations: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
@@ -356,9 +375,14 @@ class _Table:
         self.counts["cancelled" if cancelled else "failed"] += 1
         if not cancelled:
             self.profiled_errors[error_category(error) if error else "context_overflow_skip"] += 1
+        gave_up = not cancelled and is_timeout(error)
+        self.counts["timed_out"] += gave_up
         if start is not None and end is not None:
             self.other_start.append(start)
             self.other_end.append(end)
+            if gave_up:
+                self.timed_out_start.append(start)
+                self.timed_out_end.append(end)
 
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
@@ -393,12 +417,15 @@ class _Table:
             conversations=list(self.conversations),
             other_start_ns=_integers(self.other_start),
             other_end_ns=_integers(self.other_end),
+            timed_out_start_ns=_integers(self.timed_out_start),
+            timed_out_end_ns=_integers(self.timed_out_end),
             warmup=self.counts["warmup"],
             warmup_failed=self.counts["warmup_failed"],
             succeeded=self.succeeded,
             failed=self.counts["failed"],
             cancelled=self.counts["cancelled"],
             unreadable=self.counts["unreadable"],
+            timed_out=self.counts["timed_out"],
             dropped_as_warmup=self.counts["dropped_as_warmup"],
             dropped_as_error=self.counts["dropped_as_error"],
             error_categories=self.errors,

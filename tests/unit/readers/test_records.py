@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from workflow.contract import InputError
 from workflow.readers import records as module
-from workflow.readers.records import error_category, number, read_records
+from workflow.readers.records import error_category, is_timeout, number, read_records
 
 
 def write(path, lines):
@@ -106,6 +106,33 @@ def test_P2_numbers_as_text(text, value):
 )
 def test_error_categories(error, category):
     assert error_category(error) == category
+
+
+@pytest.mark.parametrize(
+    ("error", "gave_up"),
+    [
+        ({"type": "TimeoutError", "message": "TimeoutError()"}, True),
+        ({"type": "SocketTimeoutError", "message": "x"}, True),
+        ({"type": "RequestSendTimeout", "code": None, "message": "x"}, True),
+        ({"message": "timed out: 600 s"}, True),
+        ("deadline", True),
+        ({"type": "Gateway Timeout", "code": 504, "message": "x"}, False),
+        ({"type": "RequestCancellationError", "code": 499, "message": "x"}, False),
+        ({"type": "ServerDisconnectedError", "message": "after the timeout of a proxy"}, False),
+        ("boom: z", False),
+    ],
+)
+def test_V7_only_the_clients_own_time_out_is_one(error, gave_up):
+    assert is_timeout(error) is gave_up
+
+
+def test_V7_time_outs_are_failed_requests_whose_wait_is_kept(attempt, tmp_path):
+    lines = [attempt.record(at=i, seconds=600, error="deadline") for i in range(2)]
+    lines += [attempt.record(at=1, seconds=600, error="deadline", was_cancelled=True)]
+    lines += [{"session": 3, "error": "deadline"}]
+    found = read_records(write(tmp_path / "r.jsonl", lines), processes=2)
+    assert (found.failed, found.cancelled, found.timed_out) == (3, 1, 3)
+    assert ((found.timed_out_end_ns - found.timed_out_start_ns) / 1e9).tolist() == [600, 600]
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
