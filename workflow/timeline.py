@@ -77,7 +77,11 @@ def timeline(folder: Path, context: Context) -> pd.DataFrame:
     Slices are those of the servers' export, joined to at most SLICES; without one they divide the profiling phase
     evenly, as they do where the export is damaged. Raises what `evidence.read_evidence` raises.
     """
-    evidence = read_evidence(folder, context)
+    return timeline_of_evidence(read_evidence(folder, context), folder)
+
+
+def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
+    """Return what `timeline` does, of a folder that was read already."""
     if evidence.window is None:
         return pd.DataFrame(columns=list(COLUMNS))
     zero = evidence.window.start_ns

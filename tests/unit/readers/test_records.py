@@ -1,7 +1,10 @@
 import itertools
 import json
 import math
+import os
+import signal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,12 +180,22 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
         assert count == rows.count(row)
     size = path.stat().st_size
     cuts = [size * part // processes for part in range(processes + 1)]
-    parts = [module._read_part(path, a, b) for a, b in itertools.pairwise(cuts)]
-    joined = module._joined(parts)
+    first, *others = (module._read_part(path, a, b) for a, b in itertools.pairwise(cuts))
+    for other in others:
+        first.append(other.rest(), map(bytes, map(memoryview, other.columns())))
+    joined = first.finish()
     assert [getattr(joined, count) for count in module.COUNTS] == [getattr(whole, count) for count in module.COUNTS]
     assert joined.start_ns.tolist() == whole.start_ns.tolist()
     assert [joined.sessions[i] for i in joined.session] == [whole.sessions[i] for i in whole.session]
-    assert joined.values["ttft_s"].tolist() == whole.values["ttft_s"].tolist()
+    assert [joined.conversations[i] for i in joined.conversation] == [
+        whole.conversations[i] for i in whole.conversation
+    ]
+    for name in ("turn", "agent_depth", "lag_s", "other_start_ns", "other_end_ns", "end_ns"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=name == "lag_s")
+    for name, column in whole.values.items():
+        assert np.array_equal(joined.values[name], column, equal_nan=True)
+    assert joined.repeated == whole.repeated
+    assert joined.profiled_error_categories == whole.profiled_error_categories
     assert (joined.traces, joined.last_warmup_end_ns) == (whole.traces, whole.last_warmup_end_ns)
 
 
@@ -191,3 +204,10 @@ def test_two_processes_read_what_one_reads(attempt, tmp_path):
     one, two = read_records(path, processes=1), read_records(path, processes=2)
     assert one.start_ns.tolist() == two.start_ns.tolist()
     assert one.total == two.total == 50
+
+
+def test_a_reader_that_is_killed_is_one_message_and_no_half_of_the_records(attempt, tmp_path, monkeypatch):
+    path = write(tmp_path / "r.jsonl", [attempt.record(at=i, seconds=1) for i in range(50)])
+    monkeypatch.setattr(module, "_send_part", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(InputError, match=r"r\.jsonl: a process that read a part of it was killed"):
+        read_records(path, processes=2)
