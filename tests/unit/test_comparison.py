@@ -53,7 +53,7 @@ def test_a_win_and_a_loss_are_told_by_the_direction_of_the_metric():
     assert "noise between runs not known" in row_of(pairs, arm="x")["why"]
 
 
-def test_without_a_control_arms_are_compared_among_themselves_and_with_no_baseline():
+def test_X29_without_a_control_arms_are_compared_among_themselves_and_with_no_baseline():
     pairs, _ = compare(*sweep(["x", "y"]))
     alone = pairs[pairs["against"] == "none"]
     assert set(alone["verdict"]) == {"no baseline"}

@@ -146,7 +146,7 @@ def test_control_without_offload_is_ok(attempt):
     assert reasons(attempt, arm="none") == {}
 
 
-def test_hit_share_above_the_ceiling(attempt):
+def test_P19_hit_share_above_the_ceiling(attempt):
     attempt.summary["theoretical_prefix_cache_hit"] = {"unit": "%", "avg": 70.0}
     assert "80.0% of the prompt tokens were cached, the trace allows 70.0%" in reasons(attempt)[Reason.ABOVE_CEILING]
     assert reasons(attempt, limits=Limits(above_ceiling=0.11)) == {}

@@ -3,7 +3,7 @@
 Two dialects are read: aiperf and agentx-harness (`{"metadata": {...}, "metrics": {...}, "error": ...}`), and the flat
 records of a small hand-written client (`{"session", "turn", "start", "ttft", "latency", ...}`, seconds).
 
-A file is read line by line, and only the columns below are kept, so that a million records need about 150 bytes each.
+A file is read line by line, and only the columns below are kept, so that a million records need about 120 bytes each.
 """
 
 import json
