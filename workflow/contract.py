@@ -44,6 +44,10 @@ class InputError(Exception):
         return listed[0] if len(listed) == 1 else cls("\n".join(str(error) for error in listed))
 
 
+class DamagedFile(InputError):
+    """A file that was cut off or half written: nothing that its author meant to say can be read from it."""
+
+
 class Reason(StrEnum):
     """Why a point is not `ok`. The code is stable; `Finding.detail` says the numbers."""
 
@@ -66,6 +70,7 @@ class Reason(StrEnum):
     COVERAGE = "server_activity_ends_early"
     COPY_RATE_ABOVE_BUS = "copy_rate_above_bus"
     CLIENT_BOUND = "client_bound"
+    REQUESTS_LOST = "requests_without_record"
     CLIENT_DISAGREES = "client_summary_disagrees"
     TOKENS_DISAGREE = "server_and_client_tokens_disagree"
     KV_INTEGRITY = "kv_integrity"
@@ -148,13 +153,13 @@ class Document(Strict):
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file; raises InputError with the path for a missing or damaged one."""
+    """Parse a JSON file; raises InputError with the path for a missing one, DamagedFile for a damaged one."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError("no such file", file=path) from None
     except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
+        raise DamagedFile(f"not JSON: {error}", file=path) from None
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:

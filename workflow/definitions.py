@@ -133,9 +133,24 @@ def _definitions() -> Iterator[Definition]:
         "client_lag_p95_s", "s", "p95 of request sent - credit issued inside the client", RECORDS, "lower", least=40
     )
     yield one("error_share", "fraction", "failed / (succeeded + failed) profiled requests", RECORDS, "lower")
+    yield one(
+        "timed_out_share",
+        "fraction",
+        "failed because the client gave up waiting / (succeeded + failed) profiled requests; no latency holds them",
+        RECORDS,
+        "lower",
+    )
     yield one("cancelled_share", "fraction", "cancelled / all profiled requests", RECORDS)
     yield one(
         "zero_token_share", "fraction", "successful requests without an output token / successful", RECORDS, "lower"
+    )
+    yield one(
+        "unrecorded_share",
+        "fraction",
+        "requests sent in the profiling phase without a record (too long for the context, cancelled at the end, lost) "
+        "/ requests sent",
+        "client log, records",
+        "lower",
     )
     yield one("unreadable_share", "fraction", "unreadable lines / all lines of the records", RECORDS, "lower")
     for tier, where in TIERS.items():
@@ -190,7 +205,12 @@ def _definitions() -> Iterator[Definition]:
     yield one(
         "preemptions", "requests", "requests that lost their device blocks and were queued again", SERVER, "lower"
     )
-    yield one("device_kv_use_max_share", "fraction", "highest share of the device KV pool in use", SERVER)
+    yield one(
+        "device_kv_use_max_share",
+        "fraction",
+        "highest share of the device KV pool in use, of the fullest engine",
+        SERVER,
+    )
     yield one(
         "device_kv_capacity_tokens",
         "tokens",
@@ -200,7 +220,7 @@ def _definitions() -> Iterator[Definition]:
     yield one(
         "host_kv_use_max_share",
         "fraction",
-        "highest fill of the host tier / its size",
+        "highest fill of the host tier / its size, of the fullest engine",
         "server metrics, or the engine's log",
     )
     yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log")

@@ -1,15 +1,17 @@
 """What was read from one attempt's folder, and the window that it is measured over."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from workflow.config import Limits
-from workflow.contract import Finding, InputError, Strict
+from workflow.contract import DamagedFile, Finding, InputError, Strict
 from workflow.readers import aliases
+from workflow.readers.client_log import ClientLog, read_client_log
 from workflow.readers.client_summary import ClientSummary, read_client_csv, read_client_summary, start_ns
 from workflow.readers.power_samples import PowerSamples, read_power
 from workflow.readers.probes import changed_answers
@@ -18,6 +20,8 @@ from workflow.readers.records import Records, read_records
 from workflow.readers.series import Scrape, without_double_scrapes
 from workflow.readers.server_logs import EngineLog, PromptSources, log_files, read_engine_log
 from workflow.readers.server_metrics import read_server_metrics
+
+T = TypeVar("T")
 
 RESTART_S = 1.0
 """Two start times of one process differ by rounding; a restart takes longer than this."""
@@ -70,13 +74,29 @@ class Evidence:
     """The engine's first."""
     window: Window | None
     sources: PromptSources | None
-    traces_loaded: int | None
+    client_log: ClientLog
     changed_answers: tuple[str, ...] = ()
     """Probe prompts that were answered differently after the replay."""
     export: Scrape | None = None
     """The client's server metrics as written, a server that was scraped twice included."""
     power: PowerSamples | None = None
+    damaged: tuple[str, ...] = ()
+    """Artefacts that were cut off or half written, and are used for nothing."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def unrecorded(self) -> tuple[int, int] | None:
+        """Return (requests sent that have no record, those of them that nothing explains), or None: not known.
+
+        A request that the client cancelled at the end of its phase, or dropped as longer than the context, leaves no
+        record and no error anywhere else.
+        """
+        log, records = self.client_log, self.records
+        if log.sent is None:
+            return None
+        missing = max(0, log.sent - records.succeeded - records.failed - records.cancelled - records.unreadable)
+        ended = max(0, (log.cancelled or 0) - records.cancelled)
+        return missing, max(0, missing - ended)
 
     @property
     def log(self) -> EngineLog | None:
@@ -136,6 +156,11 @@ class Evidence:
         found = self.find(quantity)
         return None if found is None or found.reset else found.value
 
+    def fullest(self, part: str, whole: str) -> tuple[float, float] | tuple[None, None]:
+        """Return both of two gauges where part / whole is highest, from the first source that has them."""
+        found = (aliases.fullest(scrape.series, part, whole) for scrape in self.scrapes)
+        return next((pair for pair in found if pair is not None), (None, None))
+
     def why_not(self, quantity: str) -> str:
         """Say why a server quantity is null."""
         found = self.find(quantity)
@@ -177,14 +202,19 @@ def _records_path(folder: Path) -> Path | None:
 
 
 def read_evidence(folder: Path, context: Context) -> Evidence:
-    """Read every artefact of a folder; raises what the readers raise."""
+    """Read every artefact of a folder; raises what the readers raise.
+
+    A client that was ended leaves files that are cut off. They are listed in `damaged` and the others are still read:
+    the records of a phase that was cancelled say more than an error message.
+    """
     client = client_folder(folder)
     path = _records_path(client)
     assert path is not None
     records = read_records(path)
     notes: list[str] = []
-    summary = _read_summary(client, notes)
-    raw = _read_scrapes(folder, client, notes)
+    damaged: list[str] = []
+    summary = _read_summary(client, notes, damaged)
+    raw = _read_scrapes(folder, client, notes, damaged)
     scrapes = []
     for scrape in raw:
         series, remarks = without_double_scrapes(scrape.series)
@@ -200,12 +230,22 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
         logs=logs,
         window=window,
         sources=_sources(logs, records, window),
-        traces_loaded=_traces_loaded(client),
+        client_log=read_client_log(client / "logs" / "aiperf.log"),
         changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
         export=next((scrape for scrape in raw if scrape.families), None),
         power=next((read_power(path) for path in _power_files(folder, client)), None),
+        damaged=tuple(damaged),
         notes=notes,
     )
+
+
+def _whole(read: Callable[[], T], damaged: list[str]) -> T | None:
+    """Return what was read; None, and a line in `damaged`, for a file that is cut off."""
+    try:
+        return read()
+    except DamagedFile as error:
+        damaged.append(f"{Path(str(error.file)).name} is cut off or damaged ({error.found})")
+        return None
 
 
 def _power_files(folder: Path, client: Path) -> list[Path]:
@@ -226,26 +266,31 @@ def _logs(folder: Path, client: Path) -> list[Path]:
     return list(dict.fromkeys([*log_files(folder), *log_files(client)]))
 
 
-def _read_summary(client: Path, notes: list[str]) -> ClientSummary:
-    if (client / "profile_export_aiperf.json").is_file():
-        return read_client_summary(client / "profile_export_aiperf.json")
-    if (client / "profile_export_aiperf.csv").is_file():
-        notes.append("the client's JSON summary is missing; its CSV was read")
-        return read_client_csv(client / "profile_export_aiperf.csv")
+def _read_summary(client: Path, notes: list[str], damaged: list[str]) -> ClientSummary:
+    path = client / "profile_export_aiperf.json"
+    summary = _whole(partial(read_client_summary, path), damaged) if path.is_file() else None
+    if summary is not None:
+        return summary
+    if path.with_suffix(".csv").is_file():
+        notes.append("the client's JSON summary is missing or damaged; its CSV was read")
+        return read_client_csv(path.with_suffix(".csv"))
     notes.append("the client wrote no summary")
     return ClientSummary()
 
 
-def _read_scrapes(folder: Path, client: Path, notes: list[str]) -> list[Scrape]:
-    scrapes = []
-    if (client / "server_metrics_export.json").is_file():
-        scrapes.append(read_server_metrics(client / "server_metrics_export.json"))
+def _read_scrapes(folder: Path, client: Path, notes: list[str], damaged: list[str]) -> list[Scrape]:
+    pairs: list[tuple[Path | None, Path, str]] = []
     for after in sorted((folder / "metrics").glob("*.after.prom")):
         name = after.name.removesuffix(".after.prom")
         before = after.with_name(f"{name}.before.prom")
-        scrapes.append(read_pair(before if before.is_file() else None, after, name))
-    for lone in sorted(folder.glob("metrics_*.prom")):
-        scrapes.append(read_pair(None, lone, lone.stem))
+        pairs.append((before if before.is_file() else None, after, name))
+    pairs += [(None, lone, lone.stem) for lone in sorted(folder.glob("metrics_*.prom"))]
+    found: list[Scrape | None] = []
+    export = client / "server_metrics_export.json"
+    if export.is_file():
+        found.append(_whole(partial(read_server_metrics, export), damaged))
+    found += [_whole(partial(read_pair, *pair), damaged) for pair in pairs]
+    scrapes = [one for one in found if one is not None]
     for scrape in scrapes:
         if scrape.whole_life:
             notes.append(f"{scrape.source}: no scrape from before the window, so its counters include the warm-up")
@@ -266,13 +311,3 @@ def _window(records: Records, summary: ClientSummary, scrapes: Sequence[Scrape],
 def last_end(records: Records) -> int:
     """Return the last end of a profiled request, ns; there has to be one."""
     return max(int(array.max()) for array in (records.end_ns, records.other_end_ns) if array.size)
-
-
-def _traces_loaded(client: Path) -> int | None:
-    path = client / "logs" / "aiperf.log"
-    if path.is_file():
-        with path.open(errors="replace") as stream:
-            for line in stream:
-                if found := re.search(r"built \d+ trajectories from (\d+) traces", line):
-                    return int(found[1])
-    return None

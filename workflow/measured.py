@@ -4,18 +4,18 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from workflow.config import Limits
 from workflow.contract import InputError, file_sha256
-from workflow.evidence import Context
+from workflow.evidence import Context, read_evidence
 from workflow.failures import last_failure
-from workflow.metrics import PointMetrics, measure, table
+from workflow.metrics import PointMetrics, measure_evidence, table
 from workflow.points import Point, topology
 from workflow.runs import Run
-from workflow.timeline import timeline
+from workflow.timeline import timeline_of_evidence
 
 
 def context_for(point: Point, run: Run, limits: Limits) -> Context:
@@ -36,8 +36,18 @@ def context_for(point: Point, run: Run, limits: Limits) -> Context:
     )
 
 
-def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[PointMetrics, pd.DataFrame]:
-    """Return a run's metrics and its requests, a row each.
+class Measured(NamedTuple):
+    """One run in numbers."""
+
+    metrics: PointMetrics
+    requests: pd.DataFrame
+    """Its successful profiled requests, a row each."""
+    timeline: pd.DataFrame
+    """With the columns of `workflow.timeline`."""
+
+
+def measure_run(point_file: Path, run_file: Path, limits: Limits) -> Measured:
+    """Return a run's metrics, its requests, and both over time; its artefacts are read once for all three.
 
     Raises InputError where an artefact is not what was published: a changed artefact would give a number
     that nobody measured, so every file is compared with the run's hash.
@@ -52,13 +62,10 @@ def measure_run(point_file: Path, run_file: Path, limits: Limits) -> tuple[Point
                 file=path,
                 do=f"delete {run_file} to measure the point again",
             )
-    return measure(folder, context_for(point, run, limits))
-
-
-def timeline_of_run(point_file: Path, run_file: Path, limits: Limits) -> pd.DataFrame:
-    """Return a run over time, with the columns of `workflow.timeline`."""
-    point, run = Point.read(point_file), Run.read(run_file)
-    return timeline(run_file.parent / run.attempt, context_for(point, run, limits))
+    context = context_for(point, run, limits)
+    evidence = read_evidence(folder, context)
+    metrics, requests = measure_evidence(evidence, context, folder.name)
+    return Measured(metrics, requests, timeline_of_evidence(evidence, folder))
 
 
 POINT_COLUMNS = (
@@ -132,10 +139,10 @@ def main() -> int:
     point, run, metrics_file, requests_file, timeline_file = (Path(sys.argv[i]) for i in (1, 2, 4, 5, 6))
     try:
         limits = Limits.model_validate_json(sys.argv[3])
-        metrics, requests = measure_run(point, run, limits)
-        requests.to_parquet(requests_file)
-        timeline_of_run(point, run, limits).to_parquet(timeline_file, index=False)
-        metrics.write(metrics_file)
+        measured = measure_run(point, run, limits)
+        measured.requests.to_parquet(requests_file)
+        measured.timeline.to_parquet(timeline_file, index=False)
+        measured.metrics.write(metrics_file)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -7,7 +7,7 @@ InferenceX's own aggregate.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -75,13 +75,17 @@ def measure(folder: Path, context: Context) -> tuple[PointMetrics, pd.DataFrame]
     cached_tokens; NaN is unknown.
     Raises InputError: no records, or an artefact with an unknown schema version.
     """
-    evidence = read_evidence(folder, context)
+    return measure_evidence(read_evidence(folder, context), context, folder.resolve().name)
+
+
+def measure_evidence(evidence: Evidence, context: Context, name: str) -> tuple[PointMetrics, pd.DataFrame]:
+    """Return what `measure` does, of a folder of this name that was read already."""
     values = compute(evidence, context)
     findings = judge(evidence, values, context)
     records = evidence.records
     metrics = PointMetrics(
         schema_version=PointMetrics.SCHEMA_VERSION,
-        point=context.point or folder.resolve().name,
+        point=context.point or name,
         status="invalid" if findings else "ok",
         findings=tuple(findings),
         notes=(*evidence.notes, *remarks(evidence, values)),
@@ -147,16 +151,22 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values: dict[str, Value] = {}
     values.update(_latencies(evidence.records))
     values.update(_accounting(evidence.records))
+    lost, sent = evidence.unrecorded or (None, None), evidence.client_log.sent
+    values["unrecorded_share"] = ratio(_float(lost[0]), _float(sent), "the client's log does not say what it sent")
     values.update(_throughput(evidence, context))
     values.update(_prompt_sources(evidence))
     values.update(_server(evidence, context))
     values.update(_power(evidence, context, values))
-    loaded = evidence.traces_loaded or len(evidence.records.traces)
+    loaded = evidence.client_log.traces or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
         missing("the run did not record it") if context.startup_s is None else Value(value=context.startup_s)
     )
     return {name: values[name] for name in DEFINITIONS}
+
+
+def _float(number: int | None) -> float | None:
+    return None if number is None else float(number)
 
 
 def _statistic(data: Floats, name: str) -> Value:
@@ -191,26 +201,18 @@ def positive(data: Floats) -> Floats:
 
 
 def _latencies(records: Records) -> dict[str, Value]:
-    tokens = records.values["output_tokens"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_token = records.values["e2e_s"] / np.where(tokens > 0, tokens, np.nan)
-    at_least_two = np.where(tokens >= 2, records.values["itl_s"], np.nan)
-    data = {
-        "ttft": positive(records.values["ttft_s"]),
-        "e2e": positive(records.values["e2e_s"]),
-        "itl": positive(at_least_two),
-        "tpot": positive(tpot(records)),
-        "full_response_itl": positive(records.values["full_response_itl_s"]),
-    }
+    values: dict[str, Value] = {}
+    for name, data in _each_latency(records):
+        values.update({f"{name}_{stat}": _statistic(data, stat) for stat in MINIMUM_SAMPLES})
     inverted = {
-        "interactivity": data["itl"],
-        "full_response_interactivity": data["full_response_itl"],
-        "e2e_interactivity": positive(per_token),
+        "interactivity": "itl",
+        "full_response_interactivity": "full_response_itl",
+        "e2e_interactivity": "e2e_per_token",
     }
-    values = {f"{name}_{stat}_s": _statistic(one, stat) for name, one in data.items() for stat in MINIMUM_SAMPLES}
-    for name, one in inverted.items():
+    values = {f"{name}_s": value for name, value in values.items()}
+    for name, latency in inverted.items():
         for stat in MINIMUM_SAMPLES:
-            values[f"{name}_{stat}_tok_per_s"] = _inverse(_statistic(one, stat))
+            values[f"{name}_{stat}_tok_per_s"] = _inverse(values[f"{latency}_{stat}_s"])
     for side in ("input", "output"):
         column = records.values[f"{side}_tokens"]
         for stat in ("mean", "p50", "p90"):
@@ -220,33 +222,65 @@ def _latencies(records: Records) -> dict[str, Value]:
     return values
 
 
+def _each_latency(records: Records) -> Iterator[tuple[str, Floats]]:
+    """Yield (name, values in seconds) one after the other: all of them together would be half of the records again."""
+    tokens = records.values["output_tokens"]
+    yield "ttft", positive(records.values["ttft_s"])
+    yield "e2e", positive(records.values["e2e_s"])
+    yield "itl", positive(np.where(tokens >= 2, records.values["itl_s"], np.nan))
+    yield "tpot", positive(tpot(records))
+    yield "full_response_itl", positive(records.values["full_response_itl_s"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        yield "e2e_per_token", positive(records.values["e2e_s"] / np.where(tokens > 0, tokens, np.nan))
+
+
 def _accounting(records: Records) -> dict[str, Value]:
     answered = records.succeeded + records.failed
     zero = float(np.sum(records.values["output_tokens"] == 0))
     none = "no profiled request"
     return {
         "error_share": ratio(float(records.failed), float(answered), none),
+        "timed_out_share": ratio(float(records.timed_out), float(answered), none),
         "cancelled_share": ratio(float(records.cancelled), float(answered + records.cancelled), none),
         "zero_token_share": ratio(zero, float(records.succeeded), none),
         "unreadable_share": ratio(float(records.unreadable), float(records.total), "no records"),
     }
 
 
-def first_token_ns(records: Records) -> Floats:
+BLOCK = 1 << 16
+"""Requests that are looked at together where a step needs several arrays of them."""
+
+
+def first_token_ns(records: Records, part: slice = slice(None)) -> Floats:
     """Return when each request's first token came; its start where the time to first token is unknown or infinite."""
-    ttft = np.nan_to_num(records.values["ttft_s"], nan=0.0, posinf=0.0, neginf=0.0)
-    return np.asarray(records.start_ns + ttft * 1e9, dtype=np.float64)
+    ttft = np.nan_to_num(records.values["ttft_s"][part], nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(records.start_ns[part] + ttft * 1e9, dtype=np.float64)
+
+
+def prompt_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
+    """Return prompt tokens of the requests whose first token came in a stretch of time."""
+    begun = 0.0
+    for at in range(0, records.succeeded, BLOCK):
+        part = slice(at, at + BLOCK)
+        first = first_token_ns(records, part)
+        inside = (first >= start_ns) & (first < stop_ns)
+        begun += float(np.nansum(records.values["input_tokens"][part][inside]))
+    return begun
 
 
 def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
     """Return output tokens made in a stretch of time: the first at the first token, the rest evenly until the end."""
-    tokens = np.nan_to_num(records.values["output_tokens"])
-    first = first_token_ns(records)
-    length = np.maximum(records.end_ns - first, 1.0)
-    overlap = np.minimum(records.end_ns, stop_ns) - np.maximum(first, start_ns)
-    inside = np.clip(overlap / length, 0.0, 1.0)
-    at_first = ((first >= start_ns) & (first < stop_ns)).astype(np.float64)
-    return float(np.sum(np.minimum(tokens, 1) * at_first + np.maximum(tokens - 1, 0) * inside))
+    made = 0.0
+    for at in range(0, records.succeeded, BLOCK):
+        part = slice(at, at + BLOCK)
+        tokens = np.nan_to_num(records.values["output_tokens"][part])
+        first, end = first_token_ns(records, part), records.end_ns[part]
+        length = np.maximum(end - first, 1.0)
+        overlap = np.minimum(end, stop_ns) - np.maximum(first, start_ns)
+        inside = np.clip(overlap / length, 0.0, 1.0)
+        at_first = ((first >= start_ns) & (first < stop_ns)).astype(np.float64)
+        made += float(np.sum(np.minimum(tokens, 1) * at_first + np.maximum(tokens - 1, 0) * inside))
+    return made
 
 
 def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
@@ -269,8 +303,7 @@ def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
         reason = "no profiled request" if window is None else "the requested duration is not known"
         return values | {name: missing(reason) for name in steady}
     start, end, seconds = window.start_ns, window.end_ns, window.duration_s
-    first = first_token_ns(records)
-    prompts = float(np.nansum(np.where((first >= start) & (first < end), records.values["input_tokens"], 0.0)))
+    prompts = prompt_tokens_between(records, start, end)
     made = output_tokens_between(records, start, end)
     for side, tokens in {"input": prompts, "output": made, "total": prompts + made}.items():
         values[f"{side}_tok_per_s_per_gpu"] = ratio(tokens, seconds * context.gpus, none)
@@ -296,15 +329,21 @@ def activity(records: Records, start_ns: int, stop_ns: int) -> tuple[float, floa
     All profiled requests count, failed and cancelled ones too: they load the server, and a long stream that is still
     running covers the window's end although no request starts there.
     """
-    begins = np.clip(np.concatenate([records.start_ns, records.other_start_ns]), start_ns, stop_ns)
-    ends = np.clip(np.concatenate([records.end_ns, records.other_end_ns]), start_ns, stop_ns)
-    lengths = np.maximum(ends - begins, 0)
+    begins = np.concatenate([records.start_ns, records.other_start_ns])
+    ends = np.concatenate([records.end_ns, records.other_end_ns])
+    for moments in (begins, ends):
+        np.clip(moments, start_ns, stop_ns, out=moments)
+    np.maximum(ends, begins, out=ends)
+    in_flight = float((ends - begins).sum())
     order = np.argsort(begins, kind="stable")
-    begins, ends = begins[order], ends[order]
-    reached = np.maximum.accumulate(ends)
-    before = np.concatenate([[start_ns], reached[:-1]])
-    busy = np.maximum(reached - np.maximum(begins, before), 0).sum()
-    return float(lengths.sum()) / 1e9, float(busy) / 1e9, float(reached[-1] - start_ns) / 1e9
+    begins = begins[order]
+    ends = ends[order]
+    del order
+    reached = np.maximum.accumulate(ends, out=ends)
+    idle, span = float(begins[0] - start_ns), float(reached[-1] - start_ns)
+    gaps = np.subtract(begins[1:], reached[:-1], out=begins[1:])
+    idle += float(np.maximum(gaps, 0, out=gaps).sum())
+    return in_flight / 1e9, (span - idle) / 1e9, span / 1e9
 
 
 def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
@@ -436,7 +475,8 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
         used, total = log.host_used_bytes, log.host_limit_bytes
     use = plain("host_use")
     if use.value is None:
-        use = ratio(evidence.amount("host_used_tokens"), evidence.amount("host_total_tokens"), absent)
+        full, size = evidence.fullest("host_used_tokens", "host_total_tokens")
+        use = ratio(full, size, absent)
     if use.value is None:
         use = ratio(used, total, absent)
     values["host_kv_use_max_share"] = use

@@ -1,9 +1,10 @@
 """A point over time: one row a slice of the replay, from the client's records and the servers' time slices.
 
-Only reads a run's folder. A slice without a scrape is NaN, not 0; counters become rates of their slice.
+Only reads a run's folder. A slice without a scrape is NaN, not 0; counters become rates of their slice. Servers are
+scraped at moments of their own, so every series is brought to our slices before series are added up.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,18 @@ def timeline(folder: Path, context: Context) -> pd.DataFrame:
     """Return COLUMNS for one attempt, a row a slice, in order of time.
 
     Slices are those of the servers' export, joined to at most SLICES; without one they divide the profiling phase
-    evenly. Raises what `evidence.read_evidence` raises, and InputError for a damaged export.
+    evenly, as they do where the export is damaged. Raises what `evidence.read_evidence` raises.
     """
-    evidence = read_evidence(folder, context)
+    return timeline_of_evidence(read_evidence(folder, context), folder)
+
+
+def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
+    """Return what `timeline` does, of a folder that was read already."""
     if evidence.window is None:
         return pd.DataFrame(columns=list(COLUMNS))
     zero = evidence.window.start_ns
     export = client_folder(folder) / "server_metrics_export.json"
-    families = _families(export) if export.is_file() else {}
+    families = _families(export) if evidence.export is not None else {}
     edges = _edges(evidence, _exported(families))
     frame = _from_records(evidence, edges)
     for name, values in _from_servers(families, edges).items():
@@ -209,16 +214,56 @@ def _chosen(families: Mapping[str, Any], quantity: Quantity, component: str) -> 
 
 
 def _combined(chosen: list[tuple[Alias, dict[str, Any]]], quantity: Quantity, edges: Edges) -> Floats:
-    together: Callable[[list[float]], float] = sum if quantity.combine == "sum" else max
-    in_slice: dict[int, dict[int, list[float]]] = {}
-    for i, (alias, series) in enumerate(chosen):
-        for one in series.get("timeslices") or ():
-            value = one.get("total", one.get("sum")) if quantity.kind == "counter" else one.get("max")
-            place = int(np.searchsorted(edges, int(one["start_ns"]), side="right")) - 1
-            if value is not None and 0 <= place < len(edges) - 1:
-                in_slice.setdefault(place, {}).setdefault(i, []).append(float(value) * alias.scale)
-    values = np.full(len(edges) - 1, np.nan)
-    for place, by_series in in_slice.items():
-        within = [sum(found) if quantity.kind == "counter" else max(found) for found in by_series.values()]
-        values[place] = together(within)
-    return values
+    """Return the sum (or the highest) of the series in each slice; NaN where one of them has a hole."""
+    resample = _counted if quantity.kind == "counter" else _highest
+    grid = np.array([resample(series, edges) * alias.scale for alias, series in chosen])
+    known = np.isfinite(grid)
+    # A series that has not begun or is over adds nothing. One with a hole is not known there: without it the sum of the
+    # others would look like a fall.
+    reached = np.maximum.accumulate(known, axis=1) & np.maximum.accumulate(known[:, ::-1], axis=1)[:, ::-1]
+    usable = known.any(axis=0) & ~(reached & ~known).any(axis=0)
+    filled = np.where(known, grid, 0.0 if quantity.combine == "sum" else -np.inf)
+    together = filled.sum(axis=0) if quantity.combine == "sum" else filled.max(axis=0)
+    return np.where(usable, together, np.nan)
+
+
+def _parts(series: Mapping[str, Any], names: tuple[str, ...], zero: int) -> tuple[Floats, Floats, Floats]:
+    """Return (start, end, value) of a series' slices, ns since `zero`, by the first of the names that they have."""
+    rows = [
+        (int(one["start_ns"]) - zero, int(one["end_ns"]) - zero, float(value))
+        for one in series.get("timeslices") or ()
+        if (value := next((one[name] for name in names if one.get(name) is not None), None)) is not None
+    ]
+    table = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _counted(series: Mapping[str, Any], edges: Edges) -> Floats:
+    """Return a counter's increase in each of our slices; an exported slice is spread evenly over those it reaches."""
+    starts, ends, increases = _parts(series, ("total", "sum"), int(edges[0]))
+    if not starts.size:
+        return np.full(len(edges) - 1, np.nan)
+    moments, at = np.stack([starts, ends], axis=1).ravel(), (edges - edges[0]).astype(np.float64)
+
+    def until_edges(amounts: Floats) -> Floats:
+        after = np.cumsum(amounts)
+        return np.asarray(np.interp(at, moments, np.stack([after - amounts, after], axis=1).ravel()), np.float64)
+
+    covered = np.diff(until_edges(ends - starts)) > 0
+    return np.where(covered, np.diff(until_edges(increases)), np.nan)
+
+
+def _highest(series: Mapping[str, Any], edges: Edges) -> Floats:
+    """Return a gauge's highest value in each of our slices: of those that lie mostly in it, or that hold its middle."""
+    starts, ends, values = _parts(series, ("max",), int(edges[0]))
+    at = (edges - edges[0]).astype(np.float64)
+    highest = np.full(len(edges) - 1, np.nan)
+    place = np.searchsorted(at, (starts + ends) / 2, side="right") - 1
+    inside = (place >= 0) & (place < highest.size)
+    np.fmax.at(highest, place[inside], values[inside])
+    middles = (at[:-1] + at[1:]) / 2
+    holder = np.searchsorted(starts, middles, side="right") - 1
+    held = holder >= 0
+    held[held] = middles[held] < ends[holder[held]]
+    highest[held] = np.fmax(highest[held], values[holder[held]])
+    return highest

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 
 from workflow.contract import Finding, Reason
-from workflow.definitions import TIERS, Value
+from workflow.definitions import PERCENTILES, TIERS, Value
 from workflow.evidence import Context, Evidence
 
 CONTROL = "none"
@@ -51,17 +51,40 @@ def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
                 f"copies to the {direction} ran at {rate:.2f} GB/s: below {SLOW_COPY_GB_PER_S:.0f} GB/s memory is "
                 "not pinned, blocks are small, or the path is a network"
             )
+    if evidence.unrecorded is not None and evidence.unrecorded[0]:
+        yield f"{evidence.unrecorded[0]} of {evidence.client_log.sent} requests that the client sent have no record"
+    failed_keys = evidence.amount("store_failed_keys")
+    if failed_keys:
+        yield f"the store failed to read or write {failed_keys:.0f} keys"
     log = evidence.log
     if log is not None and log.starts > 1:
         yield f"the engine's log shows {log.starts} starts; the KV pool size is the last one's"
     for one in evidence.logs:
         for says, count in one.suspect.items():
             yield f"{says} ({count} log lines)"
+    yield from _gave_up(evidence, values)
     records = evidence.records
     ttft = records.values["ttft_s"][np.argsort(records.start_ns, kind="stable")]
     ttft = ttft[np.isfinite(ttft)]
     if ttft.size >= 50 and np.median(ttft[:5]) > 5 * np.median(ttft):
         yield "the first five requests were over five times slower than the median: the warm-up did not warm everything"
+
+
+def _gave_up(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
+    """Say that a tail is longer than its percentiles, which only know the requests that were answered."""
+    records = evidence.records
+    share = values["timed_out_share"].value
+    if not share:
+        return
+    waits = (records.timed_out_end_ns - records.timed_out_start_ns) / 1e9
+    waited = f", after {waits.min():.1f} s at least" if waits.size else ""
+    hidden = [name for name, percent in PERCENTILES.items() if share > 1 - percent / 100]
+    reach = f"; with them {', '.join(hidden)} of TTFT and end-to-end time would be that long" if hidden else ""
+    when = ""
+    if records.timed_out_start_ns.size and evidence.window is not None:
+        sent = (records.timed_out_start_ns - evidence.window.start_ns) / 1e9
+        when = f"; they were sent {sent.min():.1f} s to {sent.max():.1f} s into the window"
+    yield f"the client gave up waiting for {records.timed_out} requests ({share:.2%}){waited}{reach}{when}"
 
 
 Raised = Iterator[tuple[Reason, str]]
@@ -77,7 +100,7 @@ def _answers(evidence: Evidence, values: Mapping[str, Value], limit: float) -> R
         yield (
             Reason.ERROR_SHARE,
             f"{records.failed} of {errors.denominator:.0f} requests failed ({errors.value:.2%}, limit {limit:.2%}): "
-            f"{kinds}",
+            f"{kinds}" + (f"; the client gave up on {records.timed_out} of them" if records.timed_out else ""),
         )
     zero = values["zero_token_share"]
     if zero.value is not None and zero.value > limit:
@@ -119,10 +142,13 @@ def _client(evidence: Evidence, values: Mapping[str, Value], context: Context) -
     if summary.is_complete is False:
         yield Reason.CLIENT_INCOMPLETE, "the client says that its summary is partial"
     elif records.wall_clock and summary.is_complete is None:
-        yield Reason.CLIENT_INCOMPLETE, "the client wrote no complete summary"
+        yield Reason.CLIENT_INCOMPLETE, "; ".join(("the client wrote no complete summary", *evidence.damaged))
+    elif evidence.damaged:
+        yield Reason.CLIENT_INCOMPLETE, "; ".join(evidence.damaged)
     if context.client_version and summary.client_version and context.client_version != summary.client_version:
         yield Reason.VERSION_MISMATCH, f"client {summary.client_version} ran, {context.client_version} was declared"
-    loaded, declared = evidence.traces_loaded, context.traces_declared
+    yield from _lost(evidence, context.limits.error_share)
+    loaded, declared = evidence.client_log.traces, context.traces_declared
     if loaded is not None and declared is not None and loaded < declared:
         yield Reason.TRACES_MISSING, f"the client loaded {loaded} of {declared} traces"
     differing = list(_disagreements(evidence, values))
@@ -133,6 +159,20 @@ def _client(evidence: Evidence, values: Mapping[str, Value], context: Context) -
         yield (
             Reason.CLIENT_BOUND,
             f"the client sent requests {lag:.3f} s late (p95) beside a TTFT p50 of {ttft:.3f} s: it measures itself",
+        )
+
+
+def _lost(evidence: Evidence, limit: float) -> Raised:
+    """Compare what was sent with what was recorded: a request without a record is in no error share either."""
+    sent = evidence.client_log.sent
+    if evidence.unrecorded is None or not sent or evidence.summary.was_cancelled:
+        return
+    lost = evidence.unrecorded[1]
+    if lost > limit * sent:
+        yield (
+            Reason.REQUESTS_LOST,
+            f"{lost} of {sent} requests that the client sent have no record ({lost / sent:.2%}, limit {limit:.2%}): "
+            "they were lost, or dropped as longer than the context",
         )
 
 

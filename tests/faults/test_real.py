@@ -18,8 +18,7 @@ def judged(bench):
     """Return the metrics of a published run."""
     file = bench.root / "point.json"
     bench.point.write(file)
-    metrics, _ = measure_run(file, bench.out / "run.json", Limits())
-    return metrics
+    return measure_run(file, bench.out / "run.json", Limits()).metrics
 
 
 def codes(metrics):

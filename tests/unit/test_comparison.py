@@ -53,7 +53,7 @@ def test_a_win_and_a_loss_are_told_by_the_direction_of_the_metric():
     assert "noise between runs not known" in row_of(pairs, arm="x")["why"]
 
 
-def test_without_a_control_arms_are_compared_among_themselves_and_with_no_baseline():
+def test_X29_without_a_control_arms_are_compared_among_themselves_and_with_no_baseline():
     pairs, _ = compare(*sweep(["x", "y"]))
     alone = pairs[pairs["against"] == "none"]
     assert set(alone["verdict"]) == {"no baseline"}
@@ -68,8 +68,9 @@ def test_without_a_control_arms_are_compared_among_themselves_and_with_no_baseli
         ("trace_sha256", "b" * 64, "two contents of the trace set must not share an axis: aaaaaaaaaaaa, bbbbbbbbbbbb"),
         ("versions", '{"engine": "2", "store": "7"}', "two builds of engine: 1, 2"),
     ],
+    ids=["X17 definitions", "X26 data sets", "builds"],
 )
-def test_what_must_not_share_an_axis_is_not_compared(column, value, says):
+def test_X17_X26_what_must_not_share_an_axis_is_not_compared(column, value, says):
     pairs, _ = compare(*sweep(["none", "x"], **{column: {"x": value}}))
     assert set(pairs["verdict"]) == {"not comparable"}
     assert set(pairs["why"]) == {says}

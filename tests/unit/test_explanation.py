@@ -91,6 +91,24 @@ def test_the_fairness_table_lists_what_the_plans_differ_in_and_where(made_up):
     assert "none" not in set(found["arm"])
 
 
+def test_G19_another_block_size_and_host_memory_are_listed_with_both_values(made_up):
+    points, table, _ = made_up
+
+    def with_block_size(point, tokens):
+        argv = list(point.plan.engine.argv)
+        argv[argv.index("--block-size") + 1] = tokens
+        engine = point.plan.engine.model_copy(update={"argv": tuple(argv)})
+        return point.model_copy(update={"plan": point.plan.model_copy(update={"engine": engine})})
+
+    changed = [with_block_size(one, "64" if one.arm == "vllm-native" else "16") for one in points]
+    found = fairness_table(changed, table)
+    native = found[found["arm"] == "vllm-native"].set_index("name")
+    sizes = native.loc[["--block-size"], ["against_value", "value"]].drop_duplicates()
+    assert sizes.to_numpy().tolist() == [["16", "64"]]
+    assert "host memory" in set(native["where"])
+    assert "--block-size" not in set(found[found["arm"] == "lmcache"]["name"])
+
+
 def test_another_node_and_arms_that_did_not_take_turns_are_seen(made_up):
     points, table, _ = made_up
     order = {"none": 0.0, "vllm-native": 100.0, "lmcache": 200.0, "mooncake": 300.0}

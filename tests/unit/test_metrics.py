@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workflow.config import Limits
 from workflow.contract import Finding, InputError, Reason
 from workflow.definitions import DEFINITIONS, MINIMUM_SAMPLES
 from workflow.metrics import Accounting, Context, PointMetrics, _statistic, main, measure, table
@@ -129,6 +130,139 @@ def test_without_a_requested_duration_steady_rates_are_null(attempt):
     found = values(attempt)
     assert found["output_tok_per_s_per_gpu"].null_reason == "the requested duration is not known"
     assert found["inferencex_output_tok_per_s_per_gpu"].value is not None
+
+
+# ------------------------------------------------------------------------------------- kinds of public reports
+def test_V7_requests_that_wait_till_the_clients_time_out_are_a_class_of_their_own(attempt):
+    for i in (60, 61, 62):
+        attempt.records[i] = attempt.record(at=i, seconds=600, error={"type": "TimeoutError", "message": "x"})
+    attempt.records[63] = attempt.record(at=63, seconds=1, error={"code": 504, "type": "Gateway Timeout"})
+    metrics, frame = measure(attempt.write(), Context(limits=Limits(error_share=0.1)))
+    assert metrics.status == "ok"
+    assert (metrics.accounting.failed, metrics.values["timed_out_share"].numerator) == (4, 3)
+    assert frame["e2e_s"].max() == pytest.approx(0.5)
+    assert metrics.notes == (
+        "the client gave up waiting for 3 requests (3.00%), after 600.0 s at least; with them p99 of TTFT and "
+        "end-to-end time would be that long; they were sent 60.0 s to 62.0 s into the window",
+    )
+
+
+def test_V7_without_a_time_out_nothing_is_said(attempt):
+    attempt.records[63] = attempt.record(at=63, seconds=1, error={"code": 504, "type": "Gateway Timeout"})
+    metrics, _ = measure(attempt.write(), Context())
+    assert metrics.values["timed_out_share"].value == 0
+    assert metrics.notes == ()
+
+
+def test_V7_the_deadline_of_a_real_client_is_a_time_out(artefacts):
+    metrics, _ = measure(artefacts("h200-vllm-0.25.1") / "mooncake", Context())
+    assert metrics.values["timed_out_share"].numerator == metrics.accounting.failed == 16
+
+
+def test_V11_the_time_to_ready_is_a_metric_and_unknown_is_null(attempt):
+    assert values(attempt, startup_s=55.4)["startup_s"].value == 55.4
+    assert values(attempt)["startup_s"].null_reason == "the run did not record it"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "(Worker pid=9) INFO 12-01 09:00:58 [gpu_worker.py:140] Host-registered mmap region rank=0 549.70 GB",
+            "still",
+        ),
+        ("(Worker pid=9) WARNING 12-01 09:00:58 [x.py:1] cudaHostRegister failed for rank=1 (code=1)", "not be pinned"),
+    ],
+    ids=["late", "failed"],
+)
+def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, says):
+    work = '(APIServer pid=7) INFO:     127.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+    log = attempt.folder / "engine.log"
+    attempt.write()
+    for text, expected in ((f"{work}\n{line}\n", 1), (f"{line}\n{work}\n", 0 if says == "still" else 1)):
+        log.write_text(text)
+        notes = measure(attempt.folder, Context())[0].notes
+        assert sum(says in note for note in notes) == len(notes) == expected
+
+
+def test_X14_a_gauge_gives_its_maximum_and_its_name_says_so(attempt):
+    attempt.gauge("vllm:kv_cache_usage_perc", 0.1, 0.9, engine="0")
+    attempt.gauge("vllm:kv_cache_usage_perc", 0.2, 0.4, engine="1")
+    attempt.gauge("process_resident_memory_bytes", 1e9, 3e9)
+    attempt.gauge("master_allocated_bytes", 1e9, 6e9)
+    attempt.gauge("master_total_capacity_bytes", 8e9, 8e9)
+    found = values(attempt)
+    assert found["device_kv_use_max_share"].value == 0.9
+    assert found["host_memory_max_bytes"].value == 3e9
+    use, used, size = (found[f"host_kv_{name}"].value for name in ("use_max_share", "used_max_bytes", "capacity_bytes"))
+    assert use == used / size == 0.75
+    for name, one in DEFINITIONS.items():
+        assert ("_max_" in name) == one.formula.startswith("highest"), name
+
+
+def test_X14_the_fill_of_several_engines_is_that_of_the_fullest_whoever_divides(attempt):
+    for rank, used in (("0", 90.0), ("1", 10.0)):
+        attempt.gauge("sglang:token_usage", 0.0, used / 100, tp_rank=rank)
+        attempt.gauge("sglang:hicache_host_used_tokens", 0.0, used, tp_rank=rank)
+        attempt.gauge("sglang:hicache_host_total_tokens", 100.0, 100.0, tp_rank=rank)
+    found = values(attempt)
+    assert found["device_kv_use_max_share"].value == found["host_kv_use_max_share"].value == 0.9
+
+
+def test_P7_a_request_that_the_client_dropped_as_too_long_is_a_failure_with_its_name(attempt):
+    attempt.records[5] = attempt.record(at=5, seconds=0.1, context_overflow_skip=True)
+    metrics, frame = measure(attempt.write(), Context())
+    assert (metrics.accounting.failed, metrics.error_categories) == (1, {"context_overflow_skip": 1})
+    assert len(frame) == 99
+
+
+@pytest.mark.parametrize("name", ["profile_export_aiperf.json", "server_metrics_export.json"])
+def test_P7_what_a_client_that_was_ended_left_is_still_read(attempt, name):
+    attempt.counter("vllm:num_preemptions", 3.0)
+    folder = attempt.write()
+    whole = (attempt.client / name).read_text()
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        (attempt.client / name).write_text(whole[:length])
+        metrics, frame = measure(folder, Context(duration_s=100.0))
+        (finding,) = metrics.findings
+        assert finding.code == Reason.CLIENT_INCOMPLETE
+        assert f"{name} is cut off or damaged" in finding.detail
+        assert len(frame) == 100
+        assert metrics.values["output_tok_per_s_per_gpu"].value == pytest.approx(10, rel=0.02)
+        known = metrics.values["preemptions"].value is not None
+        assert known == (name == "profile_export_aiperf.json")
+
+
+def test_P7_nothing_was_recorded_before_the_client_was_ended(attempt):
+    attempt.records, attempt.summary = [], None
+    metrics, frame = measure(attempt.write(), Context())
+    assert {finding.code for finding in metrics.findings} == {Reason.NO_REQUESTS, Reason.CLIENT_INCOMPLETE}
+    assert len(frame) == 0
+
+
+def test_P10_the_warm_up_is_in_no_latency(attempt):
+    clean = values(attempt)
+    attempt.records += [attempt.record(at=-90 + i, seconds=42, benchmark_phase="warmup") for i in range(5)]
+    found = values(attempt)
+    assert found["ttft_p95_s"] == clean["ttft_p95_s"]
+    assert found["ttft_p50_s"].samples == 100
+
+
+@pytest.mark.parametrize(("slow_s", "notes"), [(42.0, 1), (0.5, 0)])
+def test_P10_first_requests_that_are_slow_after_the_warm_up_are_a_note(attempt, slow_s, notes):
+    for i in range(5):
+        attempt.records[i] = attempt.record(at=i, seconds=slow_s)
+    # The order of the file is that of the ends, so the slow ones stand behind others in it.
+    attempt.records = attempt.records[5:60] + attempt.records[:5] + attempt.records[60:]
+    metrics, _ = measure(attempt.write(), Context())
+    assert sum("first five requests" in note for note in metrics.notes) == len(metrics.notes) == notes
+
+
+@pytest.mark.parametrize(("failed", "notes"), [(0.0, 0), (7.0, 1)])
+def test_M16_keys_that_a_store_could_not_read_or_write_are_said(attempt, failed, notes):
+    attempt.counter("vllm:mooncake_store_operation_failed_keys", failed, operation="load_get")
+    metrics, _ = measure(attempt.write(), Context())
+    assert sum("7 keys" in note for note in metrics.notes) == len(metrics.notes) == notes
 
 
 # ------------------------------------------------------------------------------------------ prompt sources

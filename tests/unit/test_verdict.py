@@ -146,7 +146,7 @@ def test_control_without_offload_is_ok(attempt):
     assert reasons(attempt, arm="none") == {}
 
 
-def test_hit_share_above_the_ceiling(attempt):
+def test_P19_hit_share_above_the_ceiling(attempt):
     attempt.summary["theoretical_prefix_cache_hit"] = {"unit": "%", "avg": 70.0}
     assert "80.0% of the prompt tokens were cached, the trace allows 70.0%" in reasons(attempt)[Reason.ABOVE_CEILING]
     assert reasons(attempt, limits=Limits(above_ceiling=0.11)) == {}
@@ -244,6 +244,55 @@ def test_P16_P23_summary_that_disagrees_with_its_records(attempt):
 def test_P1_records_lost_between_the_client_and_its_file(attempt):
     attempt.summary["request_count"] = {"unit": "requests", "avg": 104.0}
     assert "counts 104 successful requests, its records hold 100" in reasons(attempt)[Reason.CLIENT_DISAGREES]
+
+
+SENT = """\
+00:53:19 - PhaseRunner - NOTICE - Phase agentic.warmup (warmup) sending complete | sent=15, completed=12
+00:55:00 - PhaseRunner - NOTICE - Phase profiling (profiling) sending complete | sent={sent}, completed=9
+00:55:09 - PhaseRunner - NOTICE - Phase profiling (profiling) complete | completed=9, cancelled={cancelled}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "cancelled", "lost"), [(100, 0, False), (110, 0, True), (110, 10, False), (111, 9, True), (101, 0, False)]
+)
+def test_P8_P7_P19_every_request_that_was_sent_has_to_have_a_record(attempt, sent, cancelled, lost):
+    log = attempt.client / "logs" / "aiperf.log"
+    log.parent.mkdir()
+    log.write_text(SENT.format(sent=sent, cancelled=cancelled))
+    found = reasons(attempt)
+    assert (Reason.REQUESTS_LOST in found) == lost
+    metrics, _ = measure(attempt.folder, Context())
+    assert metrics.values["unrecorded_share"].value == pytest.approx((sent - 100) / sent)
+    assert any("have no record" in note for note in metrics.notes) == (sent > 100)
+    if (sent, cancelled) == (110, 0):
+        assert found[Reason.REQUESTS_LOST].startswith("10 of 110 requests that the client sent have no record (9.09%,")
+
+
+def test_P8_a_log_that_ends_early_says_nothing_about_what_was_sent(attempt):
+    log = attempt.client / "logs" / "aiperf.log"
+    log.parent.mkdir()
+    log.write_text(SENT.partition("\n")[0])
+    assert reasons(attempt) == {}
+    reason = measure(attempt.folder, Context())[0].values["unrecorded_share"].null_reason
+    assert reason == "the client's log does not say what it sent"
+
+
+@pytest.mark.parametrize(("name", "sent"), [("llamacpp-none", 338), ("replay-streams-cut", 104), ("replay-refused", 2)])
+def test_P8_real_clients_record_what_they_say_they_sent(artefacts, name, sent):
+    share = measure(artefacts("replays") / name, Context())[0].values["unrecorded_share"]
+    assert (share.numerator, share.denominator) == (0, sent)
+
+
+def test_P8_a_real_client_that_was_cancelled_recorded_none_of_what_it_ended(artefacts):
+    share = measure(artefacts("h200-agentx-pair") / "none", Context())[0].values["unrecorded_share"]
+    assert (share.numerator, share.denominator) == (5, 19)
+
+
+def test_V7_an_error_share_says_how_much_of_it_was_waiting(attempt):
+    for i in range(4):
+        attempt.records[i] = attempt.record(at=i, seconds=60, error={"type": "SocketTimeoutError", "message": "x"})
+    assert reasons(attempt)[Reason.ERROR_SHARE].endswith("SocketTimeoutError 4; the client gave up on 4 of them")
 
 
 def test_G4_servers_that_count_twice_what_the_client_sent(attempt):

@@ -240,6 +240,28 @@ def find(series: Iterable[Series], quantity: str) -> Found | None:
     return None
 
 
+def fullest(series: Iterable[Series], part: str, whole: str) -> tuple[float, float] | None:
+    """Return (part, whole) of the engine or rank where part / whole is highest, or None where no series has both.
+
+    The sum over all of them would be their mean fill, beside engines that export the share of the fullest themselves.
+    """
+    listed = list(series)
+    sizes = _by_place(listed, whole)
+    pairs = [(value, sizes[place]) for place, value in _by_place(listed, part).items() if sizes.get(place, 0.0) > 0]
+    return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
+
+
+def _by_place(series: Sequence[Series], quantity: str) -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
+    """Return a quantity's values by (component, endpoint, labels)."""
+    wanted = QUANTITIES[quantity]
+    return {
+        (alias.component, one.endpoint, frozenset(one.labels.items())): (value_of(one) or 0.0) * alias.scale
+        for alias in reversed(wanted.aliases)
+        for one in series
+        if alias.matches(one, wanted.kind) and value_of(one) is not None
+    }
+
+
 def value_of(series: Series) -> float | None:
     """Return a counter's increase or a gauge's highest value."""
     return series.delta if series.kind == "counter" else series.high

@@ -53,7 +53,7 @@ class ClientSummary:
 def read_client_summary(path: Path) -> ClientSummary:
     """Read `profile_export_aiperf.json`.
 
-    Raises InputError: no such file, not JSON (also bare NaN is accepted), or a schema version that is not in
+    Bare NaN is accepted. Raises DamagedFile: not JSON; InputError: no such file, or a schema version that is not in
     SUMMARY_VERSIONS: the names and units of a version that nobody has looked at are a guess.
     """
     data = read_json(path)

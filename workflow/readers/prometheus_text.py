@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_fd_to_metric_families
 
-from workflow.contract import InputError
+from workflow.contract import DamagedFile, InputError
 from workflow.readers.series import Scrape, Series
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -25,7 +25,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Read one scrape.
 
     `*_created` gauges hold epoch seconds and are left out; histogram buckets are left out, their sum and count are
-    counters. Raises InputError: no such file, or text that is not in the format.
+    counters. Raises InputError: no such file; DamagedFile: text that is not in the format.
     """
     counters: dict[Key, float] = {}
     gauges: dict[Key, float] = {}
@@ -47,7 +47,7 @@ def read_snapshot(path: Path) -> Snapshot:
     except FileNotFoundError:
         raise InputError("no such file", file=path) from None
     except (ValueError, KeyError) as error:
-        raise InputError(f"not Prometheus text: {error}", file=path) from None
+        raise DamagedFile(f"not Prometheus text: {error}", file=path) from None
     return Snapshot(counters, gauges, untyped)
 
 

@@ -3,18 +3,20 @@
 Two dialects are read: aiperf and agentx-harness (`{"metadata": {...}, "metrics": {...}, "error": ...}`), and the flat
 records of a small hand-written client (`{"session", "turn", "start", "ttft", "latency", ...}`, seconds).
 
-A file is read line by line, and only the columns below are kept, so that a million records need about 150 bytes each.
+A file is read line by line, and only the columns below are kept, so that a million records need about 120 bytes each.
 """
 
 import json
 import math
 import multiprocessing
 import os
+import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +75,9 @@ LATEST_NS, MOST = 2**61, 2**31
 PARALLEL_BYTES = 64_000_000
 """Below this, starting processes costs more than it saves."""
 
-COLUMNS = (
-    *("request_key", "start_ns", "end_ns", "lag_s", "turn", "agent_depth", "session", "conversation"),
-    *("other_start_ns", "other_end_ns"),
-)
 COUNTS = (
-    *("warmup", "warmup_failed", "succeeded", "failed", "cancelled", "unreadable"),
-    *("dropped_as_warmup", "dropped_as_error", "error_categories", "profiled_error_categories"),
+    *("warmup", "warmup_failed", "succeeded", "failed", "cancelled", "unreadable", "timed_out"),
+    *("dropped_as_warmup", "dropped_as_error"),
 )
 
 
@@ -87,8 +85,6 @@ COUNTS = (
 class Records:
     """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
 
-    request_key: Integers
-    """A hash of each profiled request's id, answered or not; the client gives every request an id of its own."""
     # -- of successful profiled requests
     start_ns: Integers
     end_ns: Integers
@@ -107,6 +103,9 @@ class Records:
     # -- of the other profiled requests (failed, cancelled): they load the server too
     other_start_ns: Integers
     other_end_ns: Integers
+    # -- of the failed ones that waited until the client gave up: no latency holds them, and their wait was the longest
+    timed_out_start_ns: Integers
+    timed_out_end_ns: Integers
     # -- counts in exclusive classes
     warmup: int = 0
     warmup_failed: int = 0
@@ -114,6 +113,10 @@ class Records:
     failed: int = 0
     cancelled: int = 0
     unreadable: int = 0
+    repeated: int = 0
+    """Profiled lines, answered or not, that repeat the id of another: the client gives every request its own."""
+    timed_out: int = 0
+    """How many of the failed ones ran into the client's own time-out."""
     # -- InferenceX counts a failed warm-up in both of its buckets; only its own aggregate uses these two
     dropped_as_warmup: int = 0
     dropped_as_error: int = 0
@@ -126,11 +129,6 @@ class Records:
     """False where times count from the client's own start, so that they cannot be laid over the server's."""
 
     @property
-    def repeated(self) -> int:
-        """Profiled lines that repeat the request id of another line."""
-        return int(self.request_key.size - np.unique(self.request_key).size)
-
-    @property
     def total(self) -> int:
         """All lines of the file that were not blank."""
         return self.warmup + self.warmup_failed + self.succeeded + self.failed + self.cancelled + self.unreadable
@@ -140,7 +138,7 @@ def read_records(path: Path, processes: int | None = None) -> Records:
     """Read a client's records; a line that is not a record is counted in `unreadable` and skipped.
 
     A file above PARALLEL_BYTES is read by two processes, each half of it, since parsing JSON is nearly all the work;
-    `processes` sets their number. Raises InputError: no such file.
+    `processes` sets their number. Raises InputError: no such file, or a reading process that was killed.
     """
     try:
         size = path.stat().st_size
@@ -150,49 +148,42 @@ def read_records(path: Path, processes: int | None = None) -> Records:
         available = min(2, os.cpu_count() or 1) if hasattr(os, "fork") else 1
         processes = available if size >= PARALLEL_BYTES else 1
     cuts = [size * part // processes for part in range(processes + 1)]
-    if processes == 1:
-        return _read_part(path, 0, size)
     # fork, not spawn: a spawned process imports the caller's main module again, and a script has no guard there.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
-        parts = list(pool.map(_read_part, [path] * processes, cuts[:-1], cuts[1:]))
-    return _joined(parts)
+    fork = multiprocessing.get_context("fork") if processes > 1 else multiprocessing.get_context()
+    others = []
+    for start, stop in pairwise(cuts[1:]):
+        here, there = fork.Pipe(duplex=False)
+        other = fork.Process(target=_send_part, args=(path, start, stop, there), daemon=True)
+        other.start()
+        there.close()
+        others.append((other, here))
+    table = _read_part(path, cuts[0], cuts[1])
+    for other, here in others:
+        try:
+            table.append(here.recv(), iter(here.recv_bytes, None))
+        except EOFError:
+            raise InputError(
+                "a process that read a part of it was killed", file=path, do="try again where there is more memory"
+            ) from None
+        other.join()
+        here.close()
+    return table.finish()
 
 
-def _read_part(path: Path, start: int, stop: int) -> Records:
+def _read_part(path: Path, start: int, stop: int) -> "_Table":
     """Read the records whose lines begin in [start, stop)."""
     table = _Table()
     for line in _lines(path, start, stop):
         table.add(line)
-    return table.finish()
+    return table
 
 
-def _joined(parts: list[Records]) -> Records:
-    """Put the parts of one file together in order; each part's arrays are let go as they are copied."""
-    first = parts[0]
-    for codes, names in (("session", "sessions"), ("conversation", "conversations")):
-        known: dict[str, int] = {}
-        for part in parts:
-            to_joined = [known.setdefault(name, len(known)) for name in getattr(part, names)]
-            setattr(part, codes, np.array(to_joined, dtype=np.int32)[getattr(part, codes)])
-        setattr(first, names, list(known))
-    for column in COLUMNS:
-        setattr(first, column, np.concatenate([_taken(part, column) for part in parts]))
-    for column in METRICS:
-        first.values[column] = np.concatenate([part.values.pop(column) for part in parts])
-    for part in parts[1:]:
-        for count in COUNTS:
-            setattr(first, count, getattr(first, count) + getattr(part, count))
-        first.traces |= part.traces
-        first.wall_clock = first.wall_clock and part.wall_clock
-        ends = [end for end in (first.last_warmup_end_ns, part.last_warmup_end_ns) if end is not None]
-        first.last_warmup_end_ns = max(ends, default=None)
-    return first
-
-
-def _taken(part: Records, column: str) -> Any:
-    array = getattr(part, column)
-    setattr(part, column, array[:0])
-    return array
+def _send_part(path: Path, start: int, stop: int, out: Connection) -> None:
+    """Read a part in a process of its own and send it column by column: pickled as a whole it would be there thrice."""
+    table = _read_part(path, start, stop)
+    out.send(table.rest())
+    for column in table.columns():
+        out.send_bytes(column)
 
 
 def error_category(error: Any) -> str:
@@ -203,6 +194,18 @@ def error_category(error: Any) -> str:
                 return str(error[key])
         error = error.get("message") or "unknown"
     return str(error).split(":", 1)[0].strip()[:120] or "unknown"
+
+
+_GAVE_UP = re.compile(r"(?i)time[sd]?[ _-]?out|deadline")
+
+
+def is_timeout(error: Any) -> bool:
+    """Say whether the client gave up waiting. An answer with a status (408, 504) is the server's error."""
+    if isinstance(error, Mapping):
+        if error.get("code"):
+            return False
+        error = error.get("type") or error.get("error_type") or error.get("message")
+    return _GAVE_UP.search(str(error)) is not None
 
 
 def number(value: Any) -> float:
@@ -249,10 +252,25 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-class _Table:
+@dataclass
+class _Rest:
+    """What a part of a file says beside its columns; small, whatever the number of records."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    profiled_errors: Counter[str] = field(default_factory=Counter)
+    traces: set[str] = field(default_factory=set)
+    sessions: dict[str, int] = field(default_factory=dict)
+    conversations: dict[str, int] = field(default_factory=dict)
+    last_warmup_end: int | None = None
+    wall_clock: bool = True
+
+
+class _Table(_Rest):
     """Columns that grow by one record at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.keys = array("q")
         self.start, self.end = array("q"), array("q")
         self.turn, self.depth, self.session, self.conversation = array("i"), array("i"), array("i"), array("i")
@@ -260,15 +278,33 @@ class _Table:
         self.values = {column: array("d") for column in METRICS}
         self.appends = [self.values[column].append for column in METRICS]
         self.other_start, self.other_end = array("q"), array("q")
-        self.sessions: dict[str, int] = {}
-        self.conversations: dict[str, int] = {}
-        self.counts: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
-        self.profiled_errors: Counter[str] = Counter()
-        self.traces: set[str] = set()
-        self.last_warmup_end: int | None = None
-        self.wall_clock = True
-        self.succeeded = 0
+        self.timed_out_start, self.timed_out_end = array("q"), array("q")
+
+    def columns(self) -> "list[array[int] | array[float]]":
+        """Return all columns, those of names first."""
+        return [
+            *(self.session, self.conversation, self.keys, self.start, self.end, self.turn, self.depth, self.lag),
+            *(self.other_start, self.other_end, self.timed_out_start, self.timed_out_end),
+            *self.values.values(),
+        ]
+
+    def rest(self) -> _Rest:
+        """Return everything but the columns."""
+        return _Rest(**{name: getattr(self, name) for name in _Rest.__dataclass_fields__})
+
+    def append(self, rest: _Rest, columns: Iterable[bytes]) -> None:
+        """Put the next part of the same file behind this one; `columns` are consumed one at a time."""
+        names = {id(self.session): "sessions", id(self.conversation): "conversations"}
+        for column, data in zip(self.columns(), columns, strict=False):
+            kind = names.get(id(column))
+            column.frombytes(_recoded(data, getattr(rest, kind), getattr(self, kind)) if kind else data)
+        self.counts += rest.counts
+        self.errors += rest.errors
+        self.profiled_errors += rest.profiled_errors
+        self.traces |= rest.traces
+        self.wall_clock = self.wall_clock and rest.wall_clock
+        ends = [end for end in (self.last_warmup_end, rest.last_warmup_end) if end is not None]
+        self.last_warmup_end = max(ends, default=None)
 
     def add(self, line: bytes) -> None:
         data = _parse(line)
@@ -356,9 +392,14 @@ class _Table:
         self.counts["cancelled" if cancelled else "failed"] += 1
         if not cancelled:
             self.profiled_errors[error_category(error) if error else "context_overflow_skip"] += 1
+        gave_up = not cancelled and is_timeout(error)
+        self.counts["timed_out"] += gave_up
         if start is not None and end is not None:
             self.other_start.append(start)
             self.other_end.append(end)
+            if gave_up:
+                self.timed_out_start.append(start)
+                self.timed_out_end.append(end)
 
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
@@ -366,7 +407,7 @@ class _Table:
         start, end, turn, depth = numbers
         if turn >= MOST or depth >= MOST:
             raise ValueError("a number is too large for its column")
-        self.succeeded += 1
+        self.counts["succeeded"] += 1
         for append, value in zip(self.appends, row, strict=True):
             append(value)
         self.start.append(start)
@@ -380,7 +421,6 @@ class _Table:
 
     def finish(self) -> Records:
         return Records(
-            request_key=_integers(self.keys),
             start_ns=_integers(self.start),
             end_ns=_integers(self.end),
             lag_s=_floats(self.lag),
@@ -389,24 +429,33 @@ class _Table:
             session=_codes(self.session),
             conversation=_codes(self.conversation),
             values={column: _floats(values) for column, values in self.values.items()},
+            repeated=_repeated(self.keys),
             sessions=list(self.sessions),
             conversations=list(self.conversations),
             other_start_ns=_integers(self.other_start),
             other_end_ns=_integers(self.other_end),
-            warmup=self.counts["warmup"],
-            warmup_failed=self.counts["warmup_failed"],
-            succeeded=self.succeeded,
-            failed=self.counts["failed"],
-            cancelled=self.counts["cancelled"],
-            unreadable=self.counts["unreadable"],
-            dropped_as_warmup=self.counts["dropped_as_warmup"],
-            dropped_as_error=self.counts["dropped_as_error"],
+            timed_out_start_ns=_integers(self.timed_out_start),
+            timed_out_end_ns=_integers(self.timed_out_end),
+            **{name: self.counts[name] for name in COUNTS},
             error_categories=self.errors,
             profiled_error_categories=self.profiled_errors,
             traces=self.traces,
             last_warmup_end_ns=self.last_warmup_end,
             wall_clock=self.wall_clock,
         )
+
+
+def _repeated(keys: "array[int]") -> int:
+    """Count the keys that are there already. They are sorted in place: a copy would be as large as a column."""
+    ordered = _integers(keys)
+    ordered.sort()
+    return int(np.count_nonzero(ordered[1:] == ordered[:-1]))
+
+
+def _recoded(data: bytes, names: Mapping[str, int], known: dict[str, int]) -> bytes:
+    """Return codes into `names` as codes into `known`, which learns the new names."""
+    codes = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)
+    return bytes(codes[np.frombuffer(data, dtype=np.int32)]) if data else data
 
 
 def _integers(values: "array[int]") -> Integers:
@@ -418,4 +467,6 @@ def _codes(values: "array[int]") -> Codes:
 
 
 def _floats(values: "array[float]") -> Floats:
-    return np.frombuffer(values, dtype=np.float64) if values else np.empty(0, dtype=np.float64)
+    found = np.frombuffer(values, dtype=np.float64) if values else np.empty(0, dtype=np.float64)
+    # What no record has, as most clients' full-response latencies, needs no column: one NaN stands for all.
+    return np.broadcast_to(np.float64(np.nan), found.shape) if np.isnan(found).all() else found

@@ -30,7 +30,14 @@ BROKEN: tuple[tuple[str, str], ...] = (
 SUSPECT: tuple[tuple[str, str], ...] = (
     (r"Session .* not found, skipping touch", "LMCache lost a session"),
     (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
+    (r"(?:cuda|hip)HostRegister failed", "host memory could not be pinned, so copies were slow"),
 )
+# Pinning is over when this is said. It may be said behind the first request: then early copies were slow.
+_PINNED = re.compile(
+    r"(?i)host-registered|\bpinned (?:\w+ )?(?:memory|region|host)|pinning.*(?:complete|finished|done)"
+)
+_WORK = re.compile(r'"POST /v1/|Avg prompt throughput: (?!0\.0 )')
+PINNED_LATE = "host memory was still being pinned when requests came, so the first copies were slow"
 _WARNING = re.compile("|".join(f"(?:{pattern})" for pattern, _ in BROKEN + SUSPECT))
 
 
@@ -125,7 +132,7 @@ def read_engine_log(path: Path) -> EngineLog:
 class _LogReader:
     def __init__(self) -> None:
         self.log = EngineLog()
-        self.restored = False
+        self.restored = self.worked = False
         self.prompts: dict[int, int] = {}
         self.launched: dict[int, tuple[float, bool]] = {}
 
@@ -137,6 +144,11 @@ class _LogReader:
             self.log.pool_lines.append((tag[1] if tag else "", int(pool[1].replace(",", ""))))
         elif " slot " in line or " srv " in line:
             self._llamacpp(line)
+        if self.worked:
+            if _PINNED.search(line):
+                self.log.suspect[PINNED_LATE] += 1
+        elif _WORK.search(line):
+            self.worked = True
         if _WARNING.search(line):
             self.log.broken.update(says for pattern, says in BROKEN if re.search(pattern, line))
             self.log.suspect.update(says for pattern, says in SUSPECT if re.search(pattern, line))

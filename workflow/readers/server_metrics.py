@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from workflow.contract import InputError
+from workflow.contract import DamagedFile, InputError
 from workflow.readers.schema import known_object
 from workflow.readers.series import Scrape, Series
 
@@ -24,7 +24,7 @@ def read_server_metrics(path: Path) -> Scrape:
 
     The time slices make up nearly all of it; they are dropped while the file streams by, after a look whether a
     counter ran backwards in them, so that memory is that of the statistics alone.
-    Raises InputError: no such file, not JSON, or a schema version that is not in SERVER_METRICS_VERSIONS.
+    Raises DamagedFile: not JSON; InputError: no such file, or a schema version that is not in SERVER_METRICS_VERSIONS.
     """
     try:
         with path.open("rb") as stream:
@@ -34,7 +34,7 @@ def read_server_metrics(path: Path) -> Scrape:
     try:
         data = orjson.loads(re.sub(rb"(?<=[:\s\[,])(?:NaN|-?Infinity)(?=[\s,}\]])", b"null", text))
     except ValueError as error:
-        raise InputError(f"not JSON: {error}", file=path) from None
+        raise DamagedFile(f"not JSON: {error}", file=path) from None
     data = known_object(data, path, "the server metrics export", SERVER_METRICS_VERSIONS)
     summary = data.get("summary") or {}
     ranges = summary.get("phase_time_ranges") or {}

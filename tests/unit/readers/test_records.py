@@ -1,14 +1,17 @@
 import itertools
 import json
 import math
+import os
+import signal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow.contract import InputError
 from workflow.readers import records as module
-from workflow.readers.records import error_category, number, read_records
+from workflow.readers.records import error_category, is_timeout, number, read_records
 
 
 def write(path, lines):
@@ -108,6 +111,33 @@ def test_error_categories(error, category):
     assert error_category(error) == category
 
 
+@pytest.mark.parametrize(
+    ("error", "gave_up"),
+    [
+        ({"type": "TimeoutError", "message": "TimeoutError()"}, True),
+        ({"type": "SocketTimeoutError", "message": "x"}, True),
+        ({"type": "RequestSendTimeout", "code": None, "message": "x"}, True),
+        ({"message": "timed out: 600 s"}, True),
+        ("deadline", True),
+        ({"type": "Gateway Timeout", "code": 504, "message": "x"}, False),
+        ({"type": "RequestCancellationError", "code": 499, "message": "x"}, False),
+        ({"type": "ServerDisconnectedError", "message": "after the timeout of a proxy"}, False),
+        ("boom: z", False),
+    ],
+)
+def test_V7_only_the_clients_own_time_out_is_one(error, gave_up):
+    assert is_timeout(error) is gave_up
+
+
+def test_V7_time_outs_are_failed_requests_whose_wait_is_kept(attempt, tmp_path):
+    lines = [attempt.record(at=i, seconds=600, error="deadline") for i in range(2)]
+    lines += [attempt.record(at=1, seconds=600, error="deadline", was_cancelled=True)]
+    lines += [{"session": 3, "error": "deadline"}]
+    found = read_records(write(tmp_path / "r.jsonl", lines), processes=2)
+    assert (found.failed, found.cancelled, found.timed_out) == (3, 1, 3)
+    assert ((found.timed_out_end_ns - found.timed_out_start_ns) / 1e9).tolist() == [600, 600]
+
+
 def test_a_missing_file_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_records(tmp_path / "none.jsonl")
@@ -150,12 +180,22 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
         assert count == rows.count(row)
     size = path.stat().st_size
     cuts = [size * part // processes for part in range(processes + 1)]
-    parts = [module._read_part(path, a, b) for a, b in itertools.pairwise(cuts)]
-    joined = module._joined(parts)
+    first, *others = (module._read_part(path, a, b) for a, b in itertools.pairwise(cuts))
+    for other in others:
+        first.append(other.rest(), map(bytes, map(memoryview, other.columns())))
+    joined = first.finish()
     assert [getattr(joined, count) for count in module.COUNTS] == [getattr(whole, count) for count in module.COUNTS]
     assert joined.start_ns.tolist() == whole.start_ns.tolist()
     assert [joined.sessions[i] for i in joined.session] == [whole.sessions[i] for i in whole.session]
-    assert joined.values["ttft_s"].tolist() == whole.values["ttft_s"].tolist()
+    assert [joined.conversations[i] for i in joined.conversation] == [
+        whole.conversations[i] for i in whole.conversation
+    ]
+    for name in ("turn", "agent_depth", "lag_s", "other_start_ns", "other_end_ns", "end_ns"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=name == "lag_s")
+    for name, column in whole.values.items():
+        assert np.array_equal(joined.values[name], column, equal_nan=True)
+    assert joined.repeated == whole.repeated
+    assert joined.profiled_error_categories == whole.profiled_error_categories
     assert (joined.traces, joined.last_warmup_end_ns) == (whole.traces, whole.last_warmup_end_ns)
 
 
@@ -164,3 +204,10 @@ def test_two_processes_read_what_one_reads(attempt, tmp_path):
     one, two = read_records(path, processes=1), read_records(path, processes=2)
     assert one.start_ns.tolist() == two.start_ns.tolist()
     assert one.total == two.total == 50
+
+
+def test_a_reader_that_is_killed_is_one_message_and_no_half_of_the_records(attempt, tmp_path, monkeypatch):
+    path = write(tmp_path / "r.jsonl", [attempt.record(at=i, seconds=1) for i in range(50)])
+    monkeypatch.setattr(module, "_send_part", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(InputError, match=r"r\.jsonl: a process that read a part of it was killed"):
+        read_records(path, processes=2)
