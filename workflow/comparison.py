@@ -6,7 +6,7 @@ the same sessions there is noise too; repeats show it, and a difference inside i
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -34,6 +34,7 @@ NEGLIGIBLE = 0.2
 """What cannot be told from 1 is "no difference" only where more than this is ruled out; else the data are too few."""
 
 Verdict = Literal["better", "worse", "no difference", "not enough data", "no baseline", "not comparable"]
+REFUSED: tuple[Verdict, ...] = ("no baseline", "not comparable")
 
 ARM_COLUMNS = (
     *("group", "concurrency", "arm", "metric", "value", "low", "high"),
@@ -307,7 +308,7 @@ def pareto_front(x: pd.Series, y: pd.Series) -> pd.Series:
 def headline(pairs: pd.DataFrame) -> str:
     """Return the verdicts of one pair and concurrency in a sentence; a loss is said as plainly as a win."""
     first = pairs.iloc[0]
-    if set(pairs["verdict"]) <= {"no baseline", "not comparable"}:
+    if set(pairs["verdict"]) <= set(REFUSED):
         return f"{first['arm']} against {first['against']}: {first['verdict']} ({first['why']})"
     parts = []
     for said in ("better", "worse", "no difference"):
@@ -335,25 +336,65 @@ def summary(table: pd.DataFrame, pairs: pd.DataFrame, explanations: pd.DataFrame
         "ratios in them.",
     ]
     for group, rows in pairs.groupby("group", sort=False):
-        lines += ["", f"## {group}"]
-        for (concurrency, arm, against), pair in rows.groupby(["concurrency", "arm", "against"], sort=False):
-            lines += ["", f"### {arm} against {against}, concurrency {concurrency}", ""]
-            if set(pair["verdict"]) <= {"no baseline", "not comparable"}:
-                lines.append(f"{pair.iloc[0]['verdict'].capitalize()}: {pair.iloc[0]['why']}.")
-                continue
-            lines += [_verdicts(pair)]
-            said = explanations[
-                (explanations["group"] == group)
-                & (explanations["concurrency"] == concurrency)
-                & (explanations["arm"] == arm)
-                & (explanations["against"] == against)
-            ]
-            lines += ["", *(f"* {text}" for text in said["says"])] if len(said) else []
+        refused = rows["verdict"].isin(REFUSED)
+        against_control = rows["against"] == CONTROL
+        compared = rows[~refused & against_control]
+        lines += ["", f"## {group}", "", *([_overview(compared)] if len(compared) else [])]
+        for key, pair in compared.groupby(["concurrency", "arm", "against"], sort=False):
+            concurrency, arm, against = key
+            said = _said(explanations, pair.iloc[0])
+            lines += ["", f"### {arm} against {against}, concurrency {concurrency}", "", _verdicts(pair)]
+            lines += ["", *(f"* {text}" for text in said)] if said else []
+        between = rows[~refused & ~against_control]
+        if len(between):
+            lines += ["", "### Between the backends", ""]
+            for key, pair in between.groupby(["concurrency", "arm", "against"], sort=False):
+                lines.append(f"* Concurrency {key[0]}: {headline(pair)}.")
+        lines += _not_compared(rows[refused])
     unusable = table[table["status"] != "ok"]
     if len(unusable):
         lines += ["", "## Not usable", ""]
         lines += [f"* `{row['point']}`: {row['status']}: {row['reasons']}" for _, row in unusable.iterrows()]
     return "\n".join(lines) + "\n"
+
+
+OVERVIEW = ("ttft_p50_s", "tpot_p50_s", "total_tok_per_s_per_gpu", "cached_share")
+"""Metrics of the table that says in one look what each arm did to the control's numbers."""
+
+
+def _overview(rows: pd.DataFrame) -> str:
+    """Return a table, an arm and concurrency a row: value, ratio to the control and verdict of each in OVERVIEW."""
+    body: list[tuple[str, ...]] = []
+    for (concurrency, arm), pair in rows.groupby(["concurrency", "arm"], sort=False):
+        if not body or body[-1][1] != str(concurrency):
+            control = {row["metric"]: number(row["against_value"]) for _, row in pair.iterrows()}
+            body.append((CONTROL, str(concurrency), *(control.get(name, "-") for name in OVERVIEW)))
+        of = {row["metric"]: row for _, row in pair.iterrows()}
+        cells = [
+            f"{number(of[name]['value'])} ({_times(of[name]['ratio'])}, {of[name]['verdict']})" if name in of else "-"
+            for name in OVERVIEW
+        ]
+        body.append((str(arm), str(concurrency), *cells))
+    return _markdown(("arm", "concurrency", *OVERVIEW), body)
+
+
+def _times(ratio: float) -> str:
+    return "-" if pd.isna(ratio) else f"x{number(ratio)}"
+
+
+def _said(explanations: pd.DataFrame, pair: pd.Series) -> list[str]:
+    keys = ["group", "concurrency", "arm", "against"]
+    return list(explanations[(explanations[keys] == pair[keys]).all(axis=1)]["says"])
+
+
+def _not_compared(rows: pd.DataFrame) -> list[str]:
+    """Return why pairs were refused, a line for each reason: a pair for each point that is missing says nothing new."""
+    pairs = rows.drop_duplicates(["concurrency", "arm", "against"])
+    lines = []
+    for (refusal, why), some in pairs.groupby(["verdict", "why"], sort=False):
+        at = ", ".join(str(one) for one in sorted(some["concurrency"].unique()))
+        lines.append(f"* {str(refusal).capitalize()} at concurrency {at} ({len(some)} of the pairs): {why}.")
+    return ["", "### Not compared", "", *lines] if lines else []
 
 
 def _verdicts(rows: pd.DataFrame) -> str:
@@ -369,6 +410,10 @@ def _verdicts(rows: pd.DataFrame) -> str:
         )
         for _, row in rows.iterrows()
     ]
+    return _markdown(header, body)
+
+
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in (header, *body)) for i in range(len(header))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"

@@ -170,6 +170,14 @@ def _definitions() -> Iterator[Definition]:
         "higher",
     )
     yield one(
+        "frozen_prefix_share",
+        "fraction",
+        "follow-up turns that found to the token as much cached as the turn before, although at least 512 tokens of "
+        "that turn's prompt lay beyond it / follow-up turns of a conversation whose prompt grew",
+        RECORDS,
+        "lower",
+    )
+    yield one(
         "ceiling_share", "fraction", "prompt blocks that an endless cache would hold / prompt blocks", "client summary"
     )
     yield one(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from workflow.comparison import headline, number
+from workflow.comparison import REFUSED, headline, number
 from workflow.definitions import TIERS
 
 COLUMNS = ("group", "concurrency", "arm", "against", "topic", "says")
@@ -27,6 +27,8 @@ class Both(NamedTuple):
     ours: pd.Series
     theirs: pd.Series
     pairs: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    """What was noted at the arm's points and not at those it is compared with."""
 
     def known(self, *names: str) -> bool:
         """Return whether both arms measured all of these."""
@@ -45,13 +47,21 @@ def explain(table: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     for key, verdicts in pairs.groupby(["group", "concurrency", "arm", "against"], sort=False):
         group, concurrency, arm, against = key
         said = [("verdict", headline(verdicts))]
-        if not set(verdicts["verdict"]) <= {"no baseline", "not comparable"}:
+        if not set(verdicts["verdict"]) <= set(REFUSED):
             place: list[Any] = [(group, concurrency, name) for name in (arm, against)]
             ours, theirs = (means.loc[one] for one in place)
-            both = Both(str(arm), str(against), ours, theirs, verdicts)
+            noted, known = (_notes(good, one) for one in place)
+            both = Both(str(arm), str(against), ours, theirs, verdicts, tuple(n for n in noted if n not in known))
             said += [(topic, text) for topic, tell in TOPICS for text in tell(both)]
         rows += [dict(zip(COLUMNS, (*key, topic, text), strict=True)) for topic, text in said]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _notes(good: pd.DataFrame, place: tuple[str, int, str]) -> list[str]:
+    """Return the notes of an arm's points, each once."""
+    group, concurrency, arm = place
+    points = good[(good["group"] == group) & (good["concurrency"] == concurrency) & (good["arm"] == arm)]
+    return list(dict.fromkeys(note for notes in points["notes"].dropna() for note in notes.splitlines()))
 
 
 # ---------------------------------------------------------------------------------------------------- the topics
@@ -163,6 +173,11 @@ def _decoding(both: Both) -> Iterator[str]:
     yield f"Decoding: {both.arm} {cost} {abs(change):.0%} of the median time per output token{sure}."
 
 
+def _noted(both: Both) -> Iterator[str]:
+    for note in both.notes:
+        yield f"{both.arm}: {note}."
+
+
 def _startup(both: Both) -> Iterator[str]:
     if both.known("startup_s"):
         more = both.ours["startup_s"] - both.theirs["startup_s"]
@@ -182,5 +197,6 @@ TOPICS: tuple[tuple[str, Callable[[Both], Iterator[str]]], ...] = (
     ("queueing", _queueing),
     ("decoding", _decoding),
     ("start-up", _startup),
+    ("noted", _noted),
 )
 """In the order in which they are said."""

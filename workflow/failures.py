@@ -273,7 +273,17 @@ _PREFIX = re.compile(
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
 _RAISED = re.compile(r"^(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]*(?:: .*|$)")
 _ERROR = re.compile(r"\b(error|fatal|abort\w*|exception|out of memory|killed|cannot|failed)\b", re.IGNORECASE)
-_HARMLESS = re.compile(r"\b(0|no|without) (errors?|failed)\b|errors?[=:] ?0\b", re.IGNORECASE)
+_HARMLESS = re.compile(
+    # An advice against an error that did not happen, too: "this can cause errors like `OSError: ...`".
+    r"\b(0|no|without) (errors?|failed)\b|errors?[=:] ?0\b|\bcan cause\b",
+    re.IGNORECASE,
+)
+# A shutdown is logged as information with the word abort in it.
+_MILD = re.compile(r"^(\([^()]*pid=\d+[^()]*\)\s*)?(DEBUG|INFO)\b")
+
+
+def _harmless(line: str) -> bool:
+    return bool(_HARMLESS.search(line) or _MILD.match(line))
 
 
 def first_cause(log: Iterable[str]) -> str | None:
@@ -293,7 +303,7 @@ def _causes(log: Iterable[str]) -> tuple[str | None, str | None]:
             inside = True
         elif inside and _RAISED.match(text):
             return text.strip(), first_error
-        elif not inside and first_error is None and _ERROR.search(line) and not _HARMLESS.search(line):
+        elif not inside and first_error is None and _ERROR.search(line) and not _harmless(line):
             first_error = line.strip()
     return None, first_error
 

@@ -106,19 +106,20 @@ def measure_evidence(evidence: Evidence, context: Context, name: str) -> tuple[P
 
 
 def table(points: Iterable[PointMetrics]) -> pd.DataFrame:
-    """Return one row a point and one column a metric, with point, status, reasons and the accounting in front."""
+    """Return a row a point and a column a metric; in front point, status, reasons, notes (a line each), accounting."""
     rows = []
     for one in points:
         row: dict[str, object] = {
             "point": one.point,
             "status": one.status,
             "reasons": ";".join(finding.code.value for finding in one.findings),
+            "notes": "\n".join(one.notes),
             "definition_version": one.definition_version,
             **one.accounting.model_dump(),
         }
         row.update({name: one.values[name].value if name in one.values else None for name in DEFINITIONS})
         rows.append(row)
-    fixed = ["point", "status", "reasons", "definition_version", *Accounting.model_fields]
+    fixed = ["point", "status", "reasons", "notes", "definition_version", *Accounting.model_fields]
     frame = pd.DataFrame(rows, columns=[*fixed, *DEFINITIONS])
     return frame.astype(dict.fromkeys(DEFINITIONS, "float64"))
 
@@ -155,6 +156,8 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values["unrecorded_share"] = ratio(_float(lost[0]), _float(sent), "the client's log does not say what it sent")
     values.update(_throughput(evidence, context))
     values.update(_prompt_sources(evidence))
+    frozen, follow_ups = frozen_prefixes(evidence.records)
+    values["frozen_prefix_share"] = ratio(float(frozen), float(follow_ups), "no follow-up turn")
     values.update(_server(evidence, context))
     values.update(_power(evidence, context, values))
     loaded = evidence.client_log.traces or len(evidence.records.traces)
@@ -281,6 +284,33 @@ def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> floa
         at_first = ((first >= start_ns) & (first < stop_ns)).astype(np.float64)
         made += float(np.sum(np.minimum(tokens, 1) * at_first + np.maximum(tokens - 1, 0) * inside))
     return made
+
+
+FROZEN_TOKENS = 512
+"""Two of the largest chunks that a backend stores by (256 tokens): less can be missing of the last chunk alone."""
+
+
+def frozen_prefixes(records: Records) -> tuple[int, int]:
+    """Return (follow-up turns whose cached prefix stood still, follow-up turns), over conversations whose prompt grows.
+
+    A cache that evicts gives a shorter prefix, one that stores a longer one. To the token the same prefix as a turn
+    ago, with FROZEN_TOKENS or more of that turn's prompt beyond it, means that the turn was not stored at all.
+    """
+    if not records.succeeded:
+        return 0, 0
+    order = np.lexsort((records.start_ns, records.conversation))
+    prompt, cached = records.values["input_tokens"], records.values["cached_tokens"]
+    frozen = follow_ups = 0
+    for at in range(0, len(order) - 1, BLOCK):
+        before, after = order[at : at + BLOCK], order[at + 1 : at + 1 + BLOCK]
+        before = before[: len(after)]
+        follows = (records.conversation[before] == records.conversation[after]) & (prompt[after] > prompt[before])
+        follows &= np.isfinite(cached[before]) & np.isfinite(cached[after])
+        stood = (cached[after] == cached[before]) & (prompt[before] - cached[after] >= FROZEN_TOKENS)
+        # A prefix of nothing that stays nothing is a cache that does not help at all, not one that stopped storing.
+        frozen += int(np.sum(follows & stood & (cached[after] > 0)))
+        follow_ups += int(np.sum(follows))
+    return frozen, follow_ups
 
 
 def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:

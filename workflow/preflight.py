@@ -7,6 +7,7 @@ single-node agentic point of InferenceX's files, `--table` prints docs/preflight
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -56,6 +57,8 @@ class Subject:
     plan: ServePlan
     node: NodeFacts
     request_timeout_s: float
+    layers: int | None = None
+    """Of the model, where its shape is known."""
 
     @cached_property
     def flags(self) -> Mapping[str, tuple[str, ...]]:
@@ -133,12 +136,15 @@ def rule(code: str, severity: Severity, prevents: str, do: str) -> Callable[[Cal
 
 def preflight(point: Point, plan: ServePlan, node: NodeFacts) -> tuple[PreflightFinding, ...]:
     """Return the rules that a point breaks on a node, in the order of the table."""
-    return check(point.row, plan, node, point.replay.request_timeout_s)
+    layers = (point.made_model or {}).get("layers")
+    return check(point.row, plan, node, point.replay.request_timeout_s, layers)
 
 
-def check(row: Row, plan: ServePlan, node: NodeFacts, request_timeout_s: float = 600.0) -> tuple[PreflightFinding, ...]:
+def check(
+    row: Row, plan: ServePlan, node: NodeFacts, request_timeout_s: float = 600.0, layers: int | None = None
+) -> tuple[PreflightFinding, ...]:
     """Return the rules that a row's plan breaks on a node; for callers that have no point yet."""
-    subject = Subject(row, plan, node, request_timeout_s)
+    subject = Subject(row, plan, node, request_timeout_s, layers)
     found = []
     for entry in RULES.values():
         says = entry.check(subject)
@@ -449,6 +455,29 @@ def _(s: Subject) -> str | None:
         and 0 <= limit < s.plan.pinned_bytes
     )
     return f"memlock limit {gib(limit or 0)}, {gib(s.plan.pinned_bytes)} to pin" if limited else None
+
+
+@rule(
+    "pinned_pool_rounds_up",
+    "error",
+    "The kernel kills the engine while it allocates the tier, which takes up to twice what was asked for.",
+    "choose a budget whose part of each layer is a power of two or a little below it",
+)
+def _(s: Subject) -> str | None:
+    # Seen: 69 GB for 32 layers took 128 GiB, 68 GB took 64 GiB (vLLM 0.25.1). One tensor a layer comes from torch's
+    # allocator of pinned memory, which rounds each up to a power of two; other connectors and specs map memory.
+    native = s.connector.get("kv_connector") == "OffloadingConnector" and "spec_name" not in s.extra
+    total = s.node.dram_total_bytes
+    if not native or s.layers is None or total is None or s.per_rank_bytes <= 0:
+        return None
+    each = s.per_rank_bytes / s.layers
+    taken = s.row.gpus * s.layers * 2 ** math.ceil(math.log2(each))
+    if taken <= 0.97 * total:
+        return None
+    return (
+        f"{s.layers} tensors of {each / GIB:.2f} GiB, each rounded up to a power of two: {gib(taken)} on a node of "
+        f"{gib(total)}"
+    )
 
 
 @rule(

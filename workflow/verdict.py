@@ -42,6 +42,10 @@ def judge(evidence: Evidence, values: Mapping[str, Value], context: Context) -> 
     return found
 
 
+FROZEN_SHARE = 0.05
+"""Share of follow-up turns above which a backend loses stores; seen: 0 where it does not, 0.59 where it does."""
+
+
 def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
     """Yield what a reader should know although it does not make the point invalid."""
     for direction in ("host", "device"):
@@ -63,6 +67,13 @@ def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
         for says, count in one.suspect.items():
             yield f"{says} ({count} log lines)"
     yield from _gave_up(evidence, values)
+    frozen = values["frozen_prefix_share"]
+    if frozen.value is not None and frozen.value >= FROZEN_SHARE and frozen.numerator and frozen.numerator >= 3:
+        yield (
+            f"{frozen.numerator:.0f} of {frozen.denominator:.0f} follow-up turns found exactly as many cached tokens "
+            "as the turn before, although that turn's prompt was longer: the backend lost stores (an eviction would "
+            "have shortened the prefix)"
+        )
     records = evidence.records
     ttft = records.values["ttft_s"][np.argsort(records.start_ns, kind="stable")]
     ttft = ttft[np.isfinite(ttft)]

@@ -1,6 +1,7 @@
 """Pairs, refusals, verdicts, fronts: on the committed example and on tables made for one question."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.examples import gallery, synthetic
 from tests.unit.test_intervals import requests as some_requests
-from workflow.comparison import compare, headline, number, pareto_front, summary, verdict
+from workflow.comparison import REFUSED, compare, headline, number, pareto_front, summary, verdict
 from workflow.explanation import explain
 from workflow.intervals import COMPARED
 
@@ -199,7 +200,14 @@ def test_the_summary_names_every_pair_and_every_unusable_point():
     points, table, requests = synthetic.sweep()
     pairs, _ = compare(table, requests)
     text = summary(table, pairs, explain(table, pairs))
-    assert "### mooncake against lmcache, concurrency 64\n\nNot comparable: lmcache failed: engine_died." in text
+    assert re.search(
+        r"^\* Not comparable at concurrency 64 \(\d of the pairs\): lmcache failed: engine_died\.$", text, re.M
+    )
+    usable = pairs[~pairs["verdict"].isin(REFUSED)]
+    for _, pair in usable.drop_duplicates(["concurrency", "arm", "against"]).iterrows():
+        names = f"{pair['arm']} against {pair['against']}"
+        assert (f"### {names}, concurrency {pair['concurrency']}" in text) == (pair["against"] == "none")
+        assert (f"* Concurrency {pair['concurrency']}: {names}: " in text) == (pair["against"] != "none")
     for point in points:
         listed = f"* `{point.id}`" in text
         assert listed == (table[table["point"] == point.id].iloc[0]["status"] != "ok")

@@ -51,6 +51,13 @@ def test_the_first_traceback_wins_also_behind_a_prefix_and_between_other_lines()
         ("Traceback (most recent call last):\n  File x\n", None),
         ("Traceback (most recent call last):\n  File x\nKeyboardInterrupt\n", "KeyboardInterrupt"),
         ("", None),
+        # Both from a vLLM whose sidecar had died.
+        (
+            "(APIServer pid=1975) WARNING 12-01 10:09:05 [system_utils.py:299] Found ulimit of 20000 and failed to "
+            "automatically increase. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.\n"
+            "(APIServer pid=1975) INFO 12-01 10:09:57 [launcher.py:116] [shutdown] stopping engine client mode=abort\n",
+            None,
+        ),
     ],
 )
 def test_first_cause(text, cause):

@@ -505,3 +505,50 @@ def test_inferencex_downloads_are_read_as_they_come(attempt, tmp_path):
     download = tmp_path / "results"
     shutil.copytree(attempt.client, download / "aiperf_artifacts")
     assert measure(download, Context())[0].accounting.succeeded == 100
+
+
+# A session on an H200 with LMCache MP 0.5.2, and with vLLM's own offload: (prompt tokens, cached tokens) of its turns.
+LOST = ((37971, 37632), (38986, 37632), (39754, 37632), (40036, 37632), (40336, 37632), (40832, 37632), (41307, 37632))
+KEPT = ((37973, 37632), (38988, 37904), (39756, 38928), (40038, 39712), (40338, 39968), (40834, 40304), (41309, 40768))
+
+
+def replayed(attempt, **conversations):
+    turns = max(len(one) for one in conversations.values())
+    attempt.records = [
+        attempt.record(
+            at=turn * len(conversations) + lane,
+            seconds=0.5,
+            conversation_id=name,
+            source_trace_id=name,
+            root_correlation_id=name,
+            turn_index=turn,
+            input_sequence_length=turn_tokens[turn][0],
+            usage_prompt_cache_read_tokens=turn_tokens[turn][1],
+        )
+        for turn in range(turns)
+        for lane, (name, turn_tokens) in enumerate(conversations.items())
+        if turn < len(turn_tokens)
+    ]
+    return measure(attempt.write(), Context())[0]
+
+
+def test_L4508_a_prefix_that_stands_still_while_the_prompt_grows_is_a_lost_store(attempt):
+    found = replayed(attempt, lost=LOST, kept=KEPT)
+    frozen = found.values["frozen_prefix_share"]
+    # The second turn of the lost session is no proof: what lay beyond its prefix is less than two chunks.
+    assert (frozen.numerator, frozen.denominator) == (5, 12)
+    [note] = [one for one in found.notes if "lost stores" in one]
+    assert note.startswith("5 of 12 follow-up turns")
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        pytest.param([(9000, 8000), (9600, 4000), (10400, 9472)], id="evicted, then stored again"),
+        pytest.param([(9000, 0), (9600, 0), (10400, 0)], id="no cache at all"),
+        pytest.param([(9000, 8000), (8900, 8000), (8800, 8000)], id="a prompt that gets shorter"),
+        pytest.param([(9000, 8000), (9600, None), (10400, 8000)], id="a turn that does not say"),
+    ],
+)
+def test_what_is_no_lost_store(attempt, turns):
+    assert replayed(attempt, one=turns).values["frozen_prefix_share"].numerator == 0

@@ -19,9 +19,10 @@ class Case:
     row: Row
     plan: ServePlan
     node: NodeFacts
+    layers: int | None = None
 
     def codes(self) -> set[str]:
-        return {finding.code for finding in check(self.row, self.plan, self.node)}
+        return {finding.code for finding in check(self.row, self.plan, self.node, layers=self.layers)}
 
 
 def case(key: str, backend: str = "none", version: str | None = "1.0", *, dp_attn: bool = False) -> Case:
@@ -148,6 +149,7 @@ CASES: dict[str, tuple[tuple, Any]] = {
     ),
     "two_sizes": (HICACHE, service("engine", add=("--hicache-ratio", "2"))),
     "memlock_limited": (SIMPLE, node(memlock_bytes=8 * GIB)),
+    "pinned_pool_rounds_up": (NATIVE, lambda sound: replace(sound, layers=61)),
     "register_512_gib": (SIMPLE, fields(pinned_bytes=8 * 512 * GIB)),
     "shm_too_small": (NATIVE, node(shm_free_bytes=1512 * GIB)),
     "shm_below_lmcache": (LMCACHE, node(shm_free_bytes=1512 * GB)),
@@ -231,6 +233,24 @@ def test_an_unknown_fact_makes_no_finding(code):
     arm, _ = CASES[code]
     sound = start(arm)
     assert code not in replace(sound, node=NodeFacts()).codes()
+
+
+def test_tensors_at_a_power_of_two_take_what_was_asked_for():
+    # Measured on one node of 126 GiB: 69 GB in 32 layers ended in the kernel's out-of-memory killer, 68 GB served.
+    sound = start(NATIVE)
+    found = {
+        gb: check(
+            sound.row.model_copy(update={"tp": 1, "gpus": 1}),
+            sound.plan.model_copy(update={"pinned_bytes": gb * GB}),
+            NodeFacts(dram_total_bytes=135_128_870_912),
+            layers=32,
+        )
+        for gb in (68, 69)
+    }
+    assert "pinned_pool_rounds_up" not in {one.code for one in found[68]}
+    assert "32 tensors of 2.01 GiB, each rounded up to a power of two: 128 GiB on a node of 126 GiB" in {
+        one.says for one in found[69]
+    }
 
 
 def test_a_finding_says_what_was_found_and_what_to_do():

@@ -31,6 +31,18 @@ SUSPECT: tuple[tuple[str, str], ...] = (
     (r"Session .* not found, skipping touch", "LMCache lost a session"),
     (r"Insufficient /dev/shm capacity", "shared memory was too small for the pool"),
     (r"(?:cuda|hip)HostRegister failed", "host memory could not be pinned, so copies were slow"),
+    (
+        r"TcpTransport: I/O pool started with 1 thread\b",
+        "Mooncake moves all blocks over TCP with one I/O thread (MC_NUM_TCP_IO_THREADS is not set)",
+    ),
+    (
+        r"Store segment pinned memory is disabled",
+        "Mooncake's memory is not pinned (MC_STORE_PIN_MEMORY_MAX_BYTES is 0)",
+    ),
+    (
+        r"compiled extension not found; \w+ stays on the torch baseline",
+        "LMCache's compiled kernels do not load with this torch: the wheel was built for another one",
+    ),
 )
 # Pinning is over when this is said. It may be said behind the first request: then early copies were slow.
 _PINNED = re.compile(

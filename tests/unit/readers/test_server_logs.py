@@ -86,6 +86,29 @@ def test_L5_suspect_lines_are_counted_apart_from_broken_stores(tmp_path):
     assert not log.broken
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("I1201 10:12:50.089865  3016 tcp_transport.cpp:448] TcpTransport: I/O pool started with 1 thread(s)", "TCP"),
+        (
+            "I1201 10:12:50.092355  3016 registered_pinned_memory.cpp:79] Store segment pinned memory is disabled, "
+            "max_bytes=0",
+            "not pinned",
+        ),
+        (
+            "LMCache WARNING: lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on the torch baseline "
+            "for all ops.",
+            "compiled kernels",
+        ),
+        ("I1201 10:12:50.089865  3016 tcp_transport.cpp:448] TcpTransport: I/O pool started with 16 thread(s)", None),
+    ],
+)
+def test_M_L_lines_of_an_h200_that_say_why_a_backend_is_slow(tmp_path, line, says):
+    found = list(read(tmp_path, f"{line}\n").suspect)
+    assert len(found) == (0 if says is None else 1)
+    assert all(says in one for one in found)
+
+
 def test_bytes_that_are_no_text_do_not_stop_the_reader(tmp_path):
     path = tmp_path / "engine.log"
     path.write_bytes(b"\xff\xfe\n" + b"GPU KV cache size: 5 tokens\n")
