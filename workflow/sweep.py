@@ -17,6 +17,7 @@ from workflow.plans import backend_name, check_arm, plan_for
 from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row_group, trace_identity
 from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
+from workflow.sharing import check_emptied
 from workflow.traces import GENERATOR
 
 
@@ -83,10 +84,13 @@ def plan_sweep(config: Config) -> Sweep:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()))
         made = models.get(planned.row.model)
         points += [
-            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)
+            make_point(
+                planned, plan, costs, trace, config.replay, made, keys, repeat, shared_server=config.share_server
+            )
             for repeat in range(1, config.repeats + 1)
         ]
     check_time_limits(points, clusters, Path(config.clusters))
+    check_emptied(points)
     runners = load_runners(Path(config.runners))
     facts = {runner: declared_facts(runner, runners) for runner in {point.row.runner for point in points}}
     return Sweep(
