@@ -14,7 +14,7 @@ from workflow.config import load_config
 from workflow.contract import InputError
 from workflow.gallery import FIGURES
 from workflow.jobs import queue as slurm_queue
-from workflow.sharing import Turns, allocations, turns_file, write_turns
+from workflow.sharing import Turns, allocations, notice, turns_file, write_turns
 from workflow.patterns import prefix_tree_pattern
 from workflow.points import bill
 from workflow.sweep import measured, notices, plan_sweep, write_plan
@@ -99,6 +99,8 @@ def load_shared():
     # Who asks for some points by name does not want to pay for the others of their servers.
     named = [point for point in due if f"results/runs/{point}/run.json" in sys.argv]
     groups = allocations([SWEEP.points[p] for p in named or due], SWEEP.clusters)
+    if SWEEP.config.share_server and due:
+        print(notice(groups), file=sys.stderr)
     # A dry run has no settings of execution.
     tries = getattr(workflow.execution_settings, "retries", 0) + 1
     written = write_turns(groups, Path("results"), tries)

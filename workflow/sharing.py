@@ -4,10 +4,10 @@ results/shared/<allocation>.json says what an allocation is for; it is written w
 up once an allocation has begun, so that a rerun of the same points is never taken for the one before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from workflow.allocation import EMPTY_S, limit_min, needed_s, turn_s
+from workflow.allocation import limit_min, needed_s, turn_s
 from workflow.config import Cluster
 from workflow.contract import Document, InputError, digest
 from workflow.points import Point
@@ -86,6 +86,15 @@ def write_turns(groups: Iterable[tuple[Point, ...]], results: Path, tries: int) 
     return written
 
 
-def saved_s(members: tuple[Point, ...]) -> float:
-    """Return the seconds of allocation that a shared server saves: all start-ups but one, less the emptying."""
-    return sum(point.costs.startup_s - EMPTY_S for point in members[1:])
+def saved_s(members: Sequence[Point]) -> float:
+    """Return the seconds of allocation that sharing is expected to save: all start-ups but one, less the emptying."""
+    return sum(point.expected_s - turn_s(point) for point in members[1:])
+
+
+def notice(groups: Sequence[Sequence[Point]]) -> str:
+    """Return what sharing does to the bill, for whoever reads it before paying."""
+    if not groups:
+        return "share_server: no two of the missing points have one serve plan, so each gets a server of its own"
+    points = sum(len(members) for members in groups)
+    hours = sum(saved_s(members) * members[0].gpus for members in groups) / 3600
+    return f"share_server: {points} points take turns on {len(groups)} servers, {hours:.2f} GPU-hours less than above"
