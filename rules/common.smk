@@ -17,6 +17,7 @@ from workflow.gallery import FIGURES
 from workflow.jobs import queue as slurm_queue
 from workflow.patterns import prefix_tree_pattern, telling_prefixes
 from workflow.points import bill
+from workflow.sharing import Turns, allocations, notice, turns_file, write_turns
 from workflow.sweep import measured, notices, plan_sweep, write_plan
 
 # Snakemake keeps millions of objects of a large sweep until it ends. At its usual pace Python's search for garbage cycles
@@ -91,6 +92,23 @@ def load_holders():
     for point, names in holders.items():
         print(f"{point} is being measured by {', '.join(names)}", file=sys.stderr)
     return holders
+
+
+def load_shared():
+    """Return the points that are to take turns on a server, point -> allocation, and write what each is for."""
+    if not workflow.is_main_process or SWEEP.config.partial:
+        return {}
+    doomed = set(SWEEP.doomed)
+    due = [p for p in due_points() if p not in HOLDERS and p not in doomed]
+    # Who asks for some points by name does not want to pay for the others of their servers.
+    named = [point for point in due if f"results/runs/{point}/run.json" in sys.argv]
+    groups = allocations([SWEEP.points[p] for p in named or due], SWEEP.clusters)
+    if SWEEP.config.share_server and due:
+        print(notice(groups), file=sys.stderr)
+    # A dry run has no settings of execution.
+    tries = getattr(workflow.execution_settings, "retries", 0) + 1
+    written = write_turns(groups, Path("results"), tries)
+    return {point: name for name, turns in written.items() for point in turns.points}
 
 
 def any_of(names):
@@ -169,27 +187,39 @@ def show_problems():
 
 
 def point_threads(wildcards):
-    """Return the cores that a point takes."""
-    return SWEEP.cluster(wildcards.point).cores_per_point or WHOLE_MACHINE
+    """Return the cores that a point takes, or the points of an allocation one after the other."""
+    return SWEEP.cluster(points_of(wildcards)[0]).cores_per_point or WHOLE_MACHINE
 
 
 @cache
-def allocation_of(point, attempt):
-    """Return what is asked of Slurm for an attempt at a point; None on a machine that is not run by Slurm."""
+def allocation_of(point, attempt, following=()):
+    """Return what is asked of Slurm for an attempt at a point and those that follow it on its server.
+
+    None on a machine that is not run by Slurm.
+    """
     cluster, runner = SWEEP.cluster(point), SWEEP.points[point].row.runner
     if cluster.slurm is None and not workflow.local_exec:
         raise WorkflowError(
             f"{SWEEP.config.clusters}: clusters.{runner}: no key slurm, so nobody knows the partition of {point};"
             " add it (docs/first-sweep.md), or run with --executor local"
         )
-    return allocate(SWEEP.points[point], cluster, attempt)
+    others = [SWEEP.points[other] for other in following]
+    return allocate(SWEEP.points[point], cluster, attempt, others)
+
+
+def points_of(wildcards):
+    """Return the points that a job measures, in order: one, or those of an allocation."""
+    if "allocation" not in wildcards.keys():
+        return (wildcards.point,)
+    return Turns.read(turns_file(Path("results"), wildcards.allocation)).points
 
 
 def asked(field):
-    """Return a function that gives one field of what is asked of Slurm for a point; None asks for nothing."""
+    """Return a function that gives one field of what is asked of Slurm for a job; None asks for nothing."""
 
     def value(wildcards, attempt):
-        allocation = allocation_of(wildcards.point, attempt)
+        first, *following = points_of(wildcards)
+        allocation = allocation_of(first, attempt, tuple(following))
         # On this machine nothing is asked for; Snakemake still wants a number where a resource has a unit.
         unasked = {"memory_mib": 0, "runtime": "0m", "summary": "this machine"}
         return unasked.get(field) if allocation is None else getattr(allocation, field)
@@ -213,14 +243,18 @@ def runs_there():
 
 
 def prepared_parts(wildcards):
-    """Return what has to be prepared before a GPU is allocated to a point."""
-    if wildcards.point not in SWEEP.points:
-        raise WorkflowError(
-            f"{wildcards.point} is no point of this plan; results/plan.tsv lists them"
-        )
-    point = SWEEP.points[wildcards.point]
-    parts = [f".envs/{key}/environment.json" for key in point.environments.values()]
-    parts.append(f"results/traces/{point.trace.key}/trace_set.json")
-    if point.made_model is not None:
-        parts.append(f"results/models/{point.model_key}/model.json")
-    return [ancient(part) for part in parts]
+    """Return what has to be prepared before a GPU is allocated to a job."""
+    parts = set()
+    for name in points_of(wildcards):
+        if name not in SWEEP.points:
+            raise WorkflowError(
+                f"{name} is no point of this plan; results/plan.tsv lists them"
+            )
+        point = SWEEP.points[name]
+        parts |= {
+            f".envs/{key}/environment.json" for key in point.environments.values()
+        }
+        parts.add(f"results/traces/{point.trace.key}/trace_set.json")
+        if point.made_model is not None:
+            parts.add(f"results/models/{point.model_key}/model.json")
+    return [ancient(part) for part in sorted(parts)]

@@ -11,6 +11,8 @@ from workflow.contract import InputError
 from workflow.points import Point
 
 MIB = 1_048_576
+EMPTY_S = 60.0
+"""What emptying a server's caches between two points, and proving it, may take at most."""
 LONGEST_MIN = 47 * 60
 """Snakemake's Slurm plugin asks `sacct` for the last two days only: it loses sight of a job that runs longer."""
 
@@ -53,8 +55,15 @@ def needed_s(point: Point, slurm: Slurm, attempt: int = 1) -> float:
     return point.expected_s + slurm.margin_min * 60 * attempt
 
 
-def allocate(point: Point, cluster: Cluster, attempt: int = 1) -> Allocation | None:
+def turn_s(point: Point) -> float:
+    """Return the wall time of a point on a server that has served others before, in seconds."""
+    return point.expected_s - point.costs.startup_s + EMPTY_S
+
+
+def allocate(point: Point, cluster: Cluster, attempt: int = 1, following: Iterable[Point] = ()) -> Allocation | None:
     """Return what to ask Slurm for; None for a cluster that is not run by Slurm.
+
+    `following` are points that are measured on the same server after it.
 
     Memory is what the tiers pin, what the recipe reserves on the host and the cluster's base. The base grows with
     each attempt, since a job that was killed for its memory would be killed again.
@@ -65,7 +74,8 @@ def allocate(point: Point, cluster: Cluster, attempt: int = 1) -> Allocation | N
     assert cluster.cores_per_point is not None, "the model of clusters.yaml asks for it"
     reserved_bytes = point.plan.pinned_bytes + point.plan.cache.host_reserve_gib * 1024 * MIB
     memory_bytes = reserved_bytes + slurm.base_memory_gb * 1e9 * attempt
-    runtime_min = min(math.ceil(needed_s(point, slurm, attempt) / 60), slurm.time_limit_min)
+    seconds = needed_s(point, slurm, attempt) + sum(turn_s(one) for one in following)
+    runtime_min = min(math.ceil(seconds / 60), slurm.time_limit_min)
     extra = ["--exclusive"] if slurm.exclusive else []
     # Quoted, since the plugin hands the whole line to a shell: node[1-3] is a pattern there.
     extra += [f"--exclude={shlex.quote(','.join(slurm.exclude))}"] if slurm.exclude else []

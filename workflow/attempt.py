@@ -62,7 +62,10 @@ class Attempt:
     sessions: set[int] = field(default_factory=set)
     """Pids of all processes that were started, each the leader of a session."""
     probe_spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Service -> stretches of its log, in bytes, that our own probe prompts caused: they prove nothing."""
+    """Service -> stretches of its log, in bytes, that prove nothing: our own probe prompts caused them, or the points
+    that were measured on the same server before."""
+    logs: Path | None = None
+    """Folder of the services' logs where another attempt started them; None: our own."""
 
     def say(self, text: str) -> None:
         """Show progress to whoever watches."""
@@ -130,8 +133,9 @@ class Attempt:
         return {name: str(path) for name, path in {**fixed, **files, **scratch}.items()}
 
     def log_of(self, service: str) -> Path:
-        """Return where a service's output goes."""
-        return self.folder / f"{service}.log"
+        """Return where the output of a service or of the client goes."""
+        folder = self.folder if service == "client" or self.logs is None else self.logs
+        return folder / f"{service}.log"
 
     def proof_lines(self, service: str) -> Iterator[str]:
         """Yield a service's log lines, without those that our own probe prompts caused."""

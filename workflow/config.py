@@ -98,6 +98,9 @@ class Config(Strict):
     limits: Limits = Limits()
     repeats: Positive = 1
     """How often each point is measured. With 2 or more, the noise between runs is known and judged by."""
+    share_server: bool = False
+    """Points that differ by their concurrency or repeat only are measured in one allocation on one server, in turn,
+    with all that it cached emptied and proven cold in between. They are other points than those with a server each."""
     equalize: bool = True
     """Where one arm of a group forces a derate, the whole group takes it; false prints the difference instead."""
     strict: bool = False

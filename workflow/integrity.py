@@ -93,7 +93,7 @@ def ask_before(attempt: Attempt) -> tuple[tuple[Answer, ...], tuple[Answer, ...]
     device: list[Answer] = []
     for prompt in prompts():
         for answers in (computed, device):
-            answer = _ask(attempt, prompt)
+            answer = ask_one(attempt, prompt)
             if isinstance(answer, str):
                 return answer
             answers.append(answer)
@@ -104,14 +104,15 @@ def ask_after(attempt: Attempt) -> tuple[Answer, ...] | str:
     """Ask each prompt once more."""
     answers = []
     for prompt in prompts():
-        answer = _ask(attempt, prompt)
+        answer = ask_one(attempt, prompt)
         if isinstance(answer, str):
             return answer
         answers.append(answer)
     return tuple(answers)
 
 
-def _ask(attempt: Attempt, prompt: str) -> Answer | str:
+def ask_one(attempt: Attempt, prompt: str) -> Answer | str:
+    """Ask one prompt greedily, with log-probabilities; return the answer, or why there is none."""
     body = {
         "model": attempt.point.plan.served_model_name,
         "messages": [{"role": "user", "content": prompt}],

@@ -9,16 +9,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workflow.contract import InputError
 from workflow.failures import FailureClass
+from workflow.sharing import Turns, turns_file
 
-RULE = "run_point"
-LOGS = Path(".snakemake/slurm_logs") / f"rule_{RULE}"
+RULE, SHARED_RULE = "run_point", "run_shared"
+"""The rules whose jobs measure: one point, or several in turn on one server."""
+ALL_LOGS = Path(".snakemake/slurm_logs")
+LOGS = ALL_LOGS / f"rule_{RULE}"
 """Where Snakemake's Slurm plugin keeps the logs of failed jobs: <point>/<job id>.log."""
-COMMENT = re.compile(rf"^rule_{RULE}_wildcards_(?P<point>\S+)$")
+SHARED_LOGS = ALL_LOGS / f"rule_{SHARED_RULE}"
+"""<allocation>/<job id>.log."""
+COMMENT = re.compile(rf"^rule_(?P<rule>{RULE}|{SHARED_RULE})_wildcards_(?P<name>\S+)$")
 LIVE = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "RUNNING", "STOPPED", "SUSPENDED"})
 QUEUED = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_HOLD"})
 ASK_AGAIN, ASK_AGAIN_S = 3, 3.0
@@ -39,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """One job of one point."""
+    """One job, as far as it concerns one point; a job for several points is one of these for each."""
 
     id: str
     point: str
@@ -49,6 +54,14 @@ class Job:
     """Why it waits or ended, in Slurm's words."""
     nodes: str | None = None
     cancelled_by_uid: int | None = None
+    allocation: str | None = None
+    """Of a job whose points take turns on one server."""
+
+    @property
+    def log(self) -> Path:
+        """Return where Snakemake keeps the job's own log, in the checkout."""
+        folder = LOGS / self.point if self.allocation is None else SHARED_LOGS / self.allocation
+        return folder / f"{self.id}.log"
 
     @property
     def live(self) -> bool:
@@ -78,18 +91,22 @@ def queue(folder: Path, command: Command = ask) -> list[Job]:
     answer = command(argv)
     for _ in range(ASK_AGAIN):
         # A busy controller drops a request now and then.
-        if answer.code in (0, 127) or not (folder / LOGS).is_dir():
+        if answer.code in (0, 127) or not _used(folder):
             break
         time.sleep(ASK_AGAIN_S)
         answer = command(argv)
     if answer.code == 0:
         return parse_squeue(answer.out, folder)
-    if answer.code == 127 or not (folder / LOGS).is_dir():
+    if answer.code == 127 or not _used(folder):
         return []
     raise InputError(
         f"Slurm does not answer ({answer.err}), so nobody knows whether jobs of this checkout still run",
-        do=f"try again; if you are sure that none does, remove {folder / LOGS}",
+        do=f"try again; if you are sure that none does, remove {folder / ALL_LOGS}",
     )
+
+
+def _used(folder: Path) -> bool:
+    return (folder / LOGS).is_dir() or (folder / SHARED_LOGS).is_dir()
 
 
 def parse_squeue(text: str, folder: Path) -> list[Job]:
@@ -102,30 +119,40 @@ def parse_squeue(text: str, folder: Path) -> list[Job]:
         number, state, reason, nodes, comment, workdir = fields
         match = COMMENT.match(comment)
         if match and Path(workdir).resolve() == folder.resolve():
-            found.append(
-                Job(number, match["point"], _state(state), None if reason == "None" else reason, nodes or None)
-            )
+            told = (_state(state), None if reason == "None" else reason, nodes or None)
+            allocation = match["name"] if match["rule"] == SHARED_RULE else None
+            points = (match["name"],) if allocation is None else members(folder, allocation)
+            found += [Job(number, point, *told, allocation=allocation) for point in points]
     return found
 
 
-def parse_sacct(text: str, points: dict[str, str]) -> list[Job]:
-    """Read sacct's lines of ACCOUNTING_FIELDS, separated by `|`; `points` says which point a job id is of."""
+def members(folder: Path, allocation: str) -> tuple[str, ...]:
+    """Return the points of an allocation; none where its file is gone."""
+    file = turns_file(folder / "results", allocation)
+    return Turns.read(file).points if file.exists() else ()
+
+
+def parse_sacct(text: str, known: Iterable[Job]) -> list[Job]:
+    """Read sacct's lines of ACCOUNTING_FIELDS, separated by `|`; `known` says which points a job id is of."""
+    jobs: dict[str, list[Job]] = {}
+    for job in known:
+        jobs.setdefault(job.id, []).append(job)
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) < 4 or fields[0] not in points:
+        if len(fields) < 4 or fields[0] not in jobs:
             continue
         by = re.match(r"CANCELLED by (\d+)$", fields[1])
-        found.append(
-            Job(
-                fields[0],
-                points[fields[0]],
-                _state(fields[1]),
-                None if fields[2] in ("", "None") else fields[2],
-                fields[3] or None,
-                int(by[1]) if by else None,
+        found += [
+            replace(
+                job,
+                state=_state(fields[1]),
+                reason=None if fields[2] in ("", "None") else fields[2],
+                nodes=fields[3] or None,
+                cancelled_by_uid=int(by[1]) if by else None,
             )
-        )
+            for job in jobs[fields[0]]
+        ]
     return found
 
 
@@ -133,9 +160,14 @@ def _state(text: str) -> str:
     return text.split(" ", 1)[0].rstrip("+")
 
 
-def logged(folder: Path) -> dict[str, str]:
-    """Return job id -> point of all jobs whose log is kept: those that failed, and those that run."""
-    return {path.stem: path.parent.name for path in (folder / LOGS).glob("*/*.log")}
+def logged(folder: Path) -> list[Job]:
+    """Return all jobs whose log is kept, those that failed and those that run, in state UNKNOWN."""
+    single = [Job(path.stem, path.parent.name, "UNKNOWN") for path in (folder / LOGS).glob("*/*.log")]
+    return single + [
+        Job(path.stem, point, "UNKNOWN", allocation=path.parent.name)
+        for path in (folder / SHARED_LOGS).glob("*/*.log")
+        for point in members(folder, path.parent.name)
+    ]
 
 
 def ended(folder: Path, known: Iterable[Job], command: Command = ask) -> list[Job]:
@@ -144,17 +176,15 @@ def ended(folder: Path, known: Iterable[Job], command: Command = ask) -> list[Jo
     sacct is asked by job id, without a window of time, and is not needed: where accounting is off or its database is
     down, what squeue and a job's own log say is enough.
     """
-    jobs = {job.id: job for job in known}
-    points = {**logged(folder), **{job.id: job.point for job in jobs.values()}}
+    jobs = {(job.id, job.point): job for job in (*logged(folder), *known)}
     # A cancelled job is asked for again: only accounting knows who did it.
-    unclear = [number for number in points if number not in jobs or jobs[number].state == "CANCELLED"]
+    unclear = {job.id for job in jobs.values() if job.state in ("UNKNOWN", "CANCELLED")}
     if unclear:
         fields = f"--format={ACCOUNTING_FIELDS}"
         answer = command(["sacct", "-X", "--parsable2", "--noheader", fields, "--jobs", ",".join(sorted(unclear))])
-        told = parse_sacct(answer.out, points) if answer.code == 0 else []
-        jobs.update({job.id: job for job in told})
-    unknown = [Job(number, point, "UNKNOWN") for number, point in points.items() if number not in jobs]
-    return [job for job in [*jobs.values(), *unknown] if not job.live]
+        told = parse_sacct(answer.out, list(jobs.values())) if answer.code == 0 else []
+        jobs.update({(job.id, job.point): job for job in told})
+    return [job for job in jobs.values() if not job.live]
 
 
 # ----------------------------------------------------------------------------------------------- classifying
@@ -248,14 +278,15 @@ def cancelled_by_us(head_log: str) -> set[str]:
     return set(_SUBMITTED.findall(head_log)) if _STOPPED.search(head_log) else set()
 
 
-def refused(head_log: str) -> dict[str, str]:
+def refused(head_log: str, folder: Path) -> dict[str, str]:
     """Return point -> what sbatch said, for jobs that Slurm did not take, from a log of Snakemake."""
     found = {}
-    for block in re.split(rf"(?m)^(?:\[[^\]]+\]\n)?Error in rule (?={RULE}:)", head_log)[1:]:
+    for block in re.split(rf"(?m)^(?:\[[^\]]+\]\n)?Error in rule (?=(?:{RULE}|{SHARED_RULE}):)", head_log)[1:]:
         match = _REFUSED.search(block)
-        point = re.search(r"results/runs/([^/\s]+)/run\.json", block)
-        if match and point:
-            found[point[1]] = " ".join(match["said"].split())
+        output = re.search(r"results/(?:runs/([^/\s]+)/run|shared/([^/\s]+)\.done)\.json", block)
+        if match and output:
+            points = (output[1],) if output[1] else members(folder, output[2])
+            found.update(dict.fromkeys(points, " ".join(match["said"].split())))
     return found
 
 

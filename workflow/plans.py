@@ -81,8 +81,13 @@ def plan_for(
         client_env={**rendered.client_env, **(router.client_env if router else {})},
         session_header=router.session_header if router else None,
         blocked_by=(*rendered.blocked_by, *arm.blocked_by),
+        empties=_empties(engine.empties(service.argv), arm.empties),
     )
     return plan, recipe.costs
+
+
+def _empties(device: tuple[str, ...] | None, tier: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if device is None or tier is None else (*tier, *device)
 
 
 def check_arm(planned: PlannedRow) -> None:

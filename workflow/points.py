@@ -67,6 +67,8 @@ class Point(Document):
     """Environment of the client and of engines -> its key, which holds a hash of its pinned packages."""
     trace: TraceIdentity
     replay: Replay
+    shared_server: bool = False
+    """Measured on a server that may have served other points of the plan before; false where nothing says so."""
     protocol: int
     costs: Costs
     origin: Origin
@@ -76,6 +78,11 @@ class Point(Document):
         """Return the folder name of a made model. Its vocabulary comes from the client's corpus, so that counts too."""
         parts = {"declaration": self.made_model, "client": self.environments[self.replay.client]}
         return f"{slug(self.row.model)}-{digest(parts, 8)}"
+
+    @property
+    def server_key(self) -> str:
+        """Return what points that may share a server have in common: everything but concurrency and repeat."""
+        return digest({"curve": self.curve, "plan": plan_identity(self.plan), "environments": self.environments}, 10)
 
     @property
     def expected_s(self) -> float:
@@ -94,6 +101,7 @@ def make_point(
     repeat: int = 1,
     *,
     arm: str | None = None,
+    shared_server: bool = False,
 ) -> Point:
     """Put a point together and name it.
 
@@ -112,6 +120,10 @@ def make_point(
         "protocol": PROTOCOL,
         "client": locks[replay.client],
     }
+    if shared_server:
+        # Another protocol, and other points: a server that has served before is warm in ways that no flush undoes
+        # (allocators, compiled kernels, page cache), so the two are never pooled, compared or taken for each other.
+        setting["server"] = "shared"
     used = {replay.client, *(service.environment for service in plan.services if service.environment)}
     environments = {name: locks[name] for name in sorted(used)}
     identity = {"row": identity_row, "plan": plan_identity(plan), "environments": environments, **setting}
@@ -137,6 +149,7 @@ def make_point(
         environments=environments,
         trace=trace,
         replay=replay,
+        shared_server=shared_server,
         protocol=PROTOCOL,
         costs=costs,
         origin=Origin(

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -70,6 +71,17 @@ class Host(Strict):
     python: str
 
 
+class SharedServer(Strict):
+    """The server of a point that shared one (`share_server: true`)."""
+
+    allocation: str
+    """Name of the allocation, results/shared/<allocation>.json: which points it was for."""
+    points_before: int
+    """Points that this server had served before; 0: it was fresh."""
+    cold: str
+    """What showed that nothing of them was cached any more."""
+
+
 class Run(Document):
     """A finished measurement. It says what ran and was observed; workflow/metrics.py judges the numbers."""
 
@@ -102,6 +114,8 @@ class Run(Document):
     """Warnings of the preflight on this node."""
     left_behind: tuple[str, ...] = ()
     """What was found after everything had been stopped, and whether it was removed."""
+    shared: SharedServer | None = None
+    """None: the point had a server of its own."""
 
 
 # --------------------------------------------------------------------------------------------- replay and proofs
@@ -231,64 +245,113 @@ def scrape(attempt: Attempt, moment: str) -> None:
 def measure(attempt: Attempt) -> Run:
     """Serve, replay, stop and describe; raises AttemptFailed or Interrupted, with nothing left running either way."""
     started = time.time()
+    left_behind: list[str] = []
+    with served(attempt, left_behind) as warnings:
+        seen = observe(attempt)
+    return describe(attempt, started, attempt.phases_s["serve"], seen, warnings, left_behind)
+
+
+@contextlib.contextmanager
+def served(attempt: Attempt, left_behind: list[str]) -> Iterator[tuple[str, ...]]:
+    """Serve the attempt's plan and yield the node's warnings; at the end all is stopped and `left_behind` filled.
+
+    Raises AttemptFailed where serving fails, out_of_memory where the kernel killed a process in the meantime.
+    """
     plan = attempt.point.plan
     if plan.blocked_by:
         raise AttemptFailed(FailureClass.CONFIGURATION, "; ".join(blocker.says for blocker in plan.blocked_by))
     attempt.folder.mkdir(parents=True)
     warnings = startup.check_node(attempt)
     memory = startup.gpu_memory_used_shares()
-    left_behind: list[str] = []
-    killed = oom_kills()
     guard = attempt.guard = Guard(attempt.name, PROJECT)
     try:
-        with attempt.phase("serve"):
-            startup.serve(attempt)
-        versions = startup.versions_of(attempt)
-        leftovers.note(attempt.folder, attempt.members())
-        with attempt.phase("probe"):
-            answers = probe_before(attempt)
-        scrape(attempt, "before")
-        with attempt.phase("replay"):
-            client_argv, exit_code, noticed = replay_sessions(attempt)
-        scrape(attempt, "after")
-        with attempt.phase("check"):
-            words, changed = probe_after(attempt, answers)
-        leftovers.note(attempt.folder, attempt.members())
-    except AttemptFailed as error:
-        count = (oom_kills() or 0) - (killed or 0)
-        if count > 0:
-            says = f"{error.message}; the kernel killed {count} processes of this job for its memory"
-            raise AttemptFailed(FailureClass.OUT_OF_MEMORY, says) from error
-        raise
+        with blame_memory():
+            with attempt.phase("serve"):
+                startup.serve(attempt)
+            yield warnings
     finally:
         attempt.stopping.set()
         with attempt.phase("stop"):
             attempt.stop()
             guard.close()
             left_behind += clean_up(attempt, memory)
-    seen, findings = proofs_of(attempt)
+
+
+@contextlib.contextmanager
+def blame_memory() -> Iterator[None]:
+    """Turn a failure during which the kernel killed processes of this job into out_of_memory."""
+    killed = oom_kills()
+    try:
+        yield
+    except AttemptFailed as error:
+        count = (oom_kills() or 0) - (killed or 0)
+        if count > 0:
+            says = f"{error.message}; the kernel killed {count} processes of this job for its memory"
+            raise AttemptFailed(FailureClass.OUT_OF_MEMORY, says) from error
+        raise
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of one point on a server."""
+
+    versions: dict[str, str | None]
+    client_argv: tuple[str, ...]
+    client_exit_code: int
+    findings: tuple[Finding, ...]
+    integrity: str
+
+
+def observe(attempt: Attempt) -> Observed:
+    """Replay against a server that is ready, between two rounds of probe prompts; raises AttemptFailed."""
+    versions = startup.versions_of(attempt)
+    leftovers.note(attempt.folder, attempt.members())
+    with attempt.phase("probe"):
+        answers = probe_before(attempt)
+    scrape(attempt, "before")
+    with attempt.phase("replay"):
+        client_argv, exit_code, noticed = replay_sessions(attempt)
+    scrape(attempt, "after")
+    with attempt.phase("check"):
+        words, changed = probe_after(attempt, answers)
+    leftovers.note(attempt.folder, attempt.members())
+    return Observed(versions, client_argv, exit_code, (*noticed, *changed), words)
+
+
+def describe(
+    attempt: Attempt,
+    started_unix_s: float,
+    startup_s: float,
+    seen: Observed,
+    warnings: tuple[str, ...],
+    left_behind: Iterable[str] = (),
+    shared: SharedServer | None = None,
+) -> Run:
+    """Judge the proofs, read every artefact back and say what ran."""
+    proofs, findings = proofs_of(attempt)
     return Run(
         schema_version=Run.SCHEMA_VERSION,
         point=attempt.point.id,
         attempt=attempt.name,
-        started_unix_s=started,
+        started_unix_s=started_unix_s,
         phases_s=attempt.phases_s,
-        startup_s=attempt.phases_s["serve"],
-        versions=versions,
-        findings=(*findings, *noticed, *changed),
-        proofs=seen,
+        startup_s=startup_s,
+        versions=seen.versions,
+        findings=(*findings, *seen.findings),
+        proofs=proofs,
         services=tuple(attempt.started),
-        client_argv=client_argv,
-        client_exit_code=exit_code,
+        client_argv=seen.client_argv,
+        client_exit_code=seen.client_exit_code,
         trace_content_sha256=attempt.parts.manifest.content_sha256,
         traces=attempt.parts.manifest.sessions,
         ceiling_share=attempt.parts.manifest.ceiling_share,
         host=host_facts(),
         git_revision=git_revision(),
         artefacts=artefacts_of(attempt.folder),
-        integrity=words,
+        integrity=seen.integrity,
         preflight=warnings,
         left_behind=tuple(left_behind),
+        shared=shared,
     )
 
 
@@ -394,31 +457,52 @@ def run(
         if tries > 1 and (before := last_failure(failures, point.id)) and not before.worth_retrying:
             print(f"{point.id}: not tried again: {before.failure_class}: {before.message}", file=sys.stderr)
             return 1
-        with lease(out, name) as stopping, _signals(stopping):
+        with lease(out, name) as stopping, interruptible(stopping):
             remove_left_behind(out.parent, name)
             parts = find_parts(point, results, environments, cluster.model_paths)
             launcher = launcher_for(point, cluster, parts, folder.resolve())
             attempt = Attempt(point, name, folder.resolve(), parts, launcher, parent, stopping, log)
-            finished = measure(attempt)
-            # Also with the attempt: a head process that takes over from one that died removes OUT/run.json as a file
-            # that is about to be made.
-            finished.write(folder / "run.json")
-            finished.write(out / "run.json")
-            attempt.say(f"measured in {sum(attempt.phases_s.values()):.0f} s: {out / 'run.json'}")
+            publish(measure(attempt), attempt, out)
             return 0
-    except AttemptFailed as error:
-        failure, exit_code = (error.failure_class, error.message), 1
-    except InputError as error:
-        failure, exit_code = (FailureClass.CONFIGURATION, str(error)), 1
-    except Interrupted as error:
-        failure, exit_code = (FailureClass.INTERRUPTED, str(error)), error.exit_code
-    except OSError as error:
-        failure, exit_code = (FailureClass.OUTPUT_NOT_WRITTEN, f"{error.strerror or error}: {error.filename or out}"), 1
     except Exception as error:
-        _record(point, name, folder, failures, FailureClass.UNKNOWN, f"{type(error).__name__}: {error}")
-        raise
-    _record(point, name, folder, failures, *failure)
-    return exit_code
+        ended = how_it_failed(error, out)
+        record_failure(point, name, folder, failures, ended)
+        if ended.defect:
+            raise
+        return ended.exit_code
+
+
+def publish(finished: Run, attempt: Attempt, out: Path) -> None:
+    """Write a measurement with its attempt and as OUT/run.json."""
+    # Also with the attempt: a head process that takes over from one that died removes OUT/run.json as a file that is
+    # about to be made.
+    finished.write(attempt.folder / "run.json")
+    finished.write(out / "run.json")
+    attempt.say(f"measured in {sum(attempt.phases_s.values()):.0f} s: {out / 'run.json'}")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """How an attempt failed."""
+
+    failure_class: FailureClass
+    message: str
+    exit_code: int = 1
+    defect: bool = False
+    """A defect of this workflow: its traceback has to be seen."""
+
+
+def how_it_failed(error: Exception, out: Path) -> Failed:
+    """Return the class, the message and the exit code of what ended an attempt that writes to `out`."""
+    if isinstance(error, AttemptFailed):
+        return Failed(error.failure_class, error.message)
+    if isinstance(error, InputError):
+        return Failed(FailureClass.CONFIGURATION, str(error))
+    if isinstance(error, Interrupted):
+        return Failed(FailureClass.INTERRUPTED, str(error), error.exit_code)
+    if isinstance(error, OSError):
+        return Failed(FailureClass.OUTPUT_NOT_WRITTEN, f"{error.strerror or error}: {error.filename or out}")
+    return Failed(FailureClass.UNKNOWN, f"{type(error).__name__}: {error}", defect=True)
 
 
 def launcher_for(point: Point, cluster: Cluster, parts: Parts, folder: Path) -> Launcher:
@@ -443,7 +527,9 @@ def cluster_of(point: Point, file: Path) -> Cluster:
     return known[point.row.runner]
 
 
-def _record(point: Point, attempt: str, folder: Path, failures: Path, kind: FailureClass, message: str) -> None:
+def record_failure(point: Point, attempt: str, folder: Path, failures: Path, ended: Failed) -> Failure:
+    """Write the record of an attempt that failed, with the first cause in its logs, and show it."""
+    kind, message = ended.failure_class, ended.message
     services = [folder / f"{service.name}.log" for service in point.plan.services]
     client = folder / "client.log"
     seen = diagnose(kind, services, client)
@@ -470,10 +556,11 @@ def _record(point: Point, attempt: str, folder: Path, failures: Path, kind: Fail
     except OSError as error:
         shown.append(f"no record was written ({error})")
     print("; ".join(shown), file=sys.stderr)
+    return record
 
 
 @contextlib.contextmanager
-def _signals(stopping: threading.Event) -> Iterator[None]:
+def interruptible(stopping: threading.Event) -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into Interrupted, once; a second one must not interrupt the clean-up."""
 
     def handle(number: int, _frame: FrameType | None) -> None:

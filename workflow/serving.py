@@ -125,6 +125,8 @@ class Arm(Strict):
     versions: tuple[VersionProbe, ...] = ()
     notes: tuple[str, ...] = ()
     """Choices worth printing beside a result: a derate, a mode."""
+    empties: tuple[str, ...] | None = None
+    """HTTP paths of the engine that empty the tier, () if there is none; None: nothing empties it but a restart."""
 
 
 class ServePlan(Strict):
@@ -160,6 +162,9 @@ class ServePlan(Strict):
     """Header the router hashes; the client must send one value per session, or every turn misses its rank's cache."""
     blocked_by: tuple[Blocker, ...] = ()
     """Not empty: the plan is complete, but it is known not to run; it must not be started."""
+    empties: tuple[str, ...] | None = None
+    """HTTP paths, POST on the engine's port, after which it holds no KV cache in any tier; None: nothing but a restart
+    does that, so its server is never shared by points."""
 
     @property
     def services(self) -> tuple[Service, ...]:

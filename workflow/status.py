@@ -65,7 +65,7 @@ def collect(folder: Path, queued: Iterable[Job], command: Command = ask) -> None
     for job in jobs.ended(folder, queued, command):
         _collect_job(job, folder, failures, cancelled_by_us=job.id in ours)
     for path in sorted((folder / ".snakemake/log").glob("*.log")):
-        for point, said in jobs.refused(path.read_text(errors="replace")).items():
+        for point, said in jobs.refused(path.read_text(errors="replace"), folder).items():
             record = failures / f"{point}.{path.name.removesuffix('.snakemake.log')}.json"
             message = f"Slurm did not take the job: {said}"
             _write(record, point, record.name, FailureClass.SUBMIT_REFUSED, message, path.stat().st_mtime, path)
@@ -73,9 +73,11 @@ def collect(folder: Path, queued: Iterable[Job], command: Command = ask) -> None
 
 def _collect_job(job: Job, folder: Path, failures: Path, *, cancelled_by_us: bool) -> None:
     record = failures / f"{job.point}.job{job.id}.json"
-    log = folder / jobs.LOGS / job.point / f"{job.id}.log"
+    log = folder / job.log
     if record.exists():
         return
+    if any((folder / "results/runs" / job.point).glob(f"job{job.id}-*/run.json")):
+        return  # this point was measured before its job ended
     text = log.read_text(errors="replace") if log.exists() else ""
     if NOT_TRIED in text:
         return  # it only repeated an earlier cause, whose record stands

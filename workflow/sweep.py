@@ -18,6 +18,7 @@ from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row
 from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
 from workflow.serving import ServePlan, Service
+from workflow.sharing import check_emptied
 from workflow.traces import GENERATOR
 
 
@@ -86,10 +87,15 @@ def plan_sweep(config: Config) -> Sweep:
         plan = _in_environment(planned, plan, clusters[planned.row.runner], config, locks)
         made = models.get(planned.row.model)
         points += [
-            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat, arm=_arm(planned.row, versions))
+            make_point(
+                *(planned, plan, costs, trace, config.replay, made, keys, repeat),
+                arm=_arm(planned.row, versions),
+                shared_server=config.share_server,
+            )
             for repeat in range(1, config.repeats + 1)
         ]
     check_time_limits(points, clusters, Path(config.clusters))
+    check_emptied(points)
     runners = load_runners(Path(config.runners))
     facts = {runner: declared_facts(runner, runners) for runner in {point.row.runner for point in points}}
     return Sweep(

@@ -14,7 +14,7 @@ from workflow.environments import Environment, environment_key
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-QUICK = ("--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "20")
+QUICK = ("--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "20")
 
 
 class Checkout:

@@ -4,13 +4,13 @@ import os
 import re
 import signal
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 from checkouts import QUICK, planned, slurm_says, until
 
 # One figure needs the judgement and comparison of all points; drawing the others shows nothing about Slurm.
 FIGURE = "results/figures/sweep.svg"
-ARMS = [f"{arm}-c{concurrency}" for arm in ("none", "llamacpp-ram") for concurrency in (1, 2, 3)]
 
 
 def test_failures_are_told_apart_and_cost_no_other_point(checkout):
@@ -23,6 +23,7 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
             "none-c3": {"memory_mb": 1500},
             "llamacpp-ram-c1": {"wait": True},
             "llamacpp-ram-c2": {"wait": True},
+            "llamacpp-ram-c3": {"wait": True},
         }
     )
     head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0")
@@ -43,6 +44,9 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
         return not left
 
     until(both_ended, "the phase of both while they run")
+    checkout.job_of("llamacpp-ram-c1", "TIMEOUT")
+    # The sound point last: Snakemake looks at the queue less and less often while nothing succeeds.
+    checkout.behave({})
     assert head.wait(200) == 1, checkout.said[-3000:]
     states = checkout.states()
     reasons = {key: (state["state"], *state["reasons"]) for key, state in states.items()}
@@ -71,15 +75,15 @@ def test_failures_are_told_apart_and_cost_no_other_point(checkout):
     # The same command again measures exactly the missing ones.
     code, said = checkout.snakemake("--profile", "slurm", "--dry-run")
     assert code == 0, said[-3000:]
-    due = re.findall(r"^Job \d+: Measure (\S+) on ", said, re.MULTILINE)
-    assert len(due) == 6
-    assert not set(due) & set(measured)
+    assert len(due(said)) == 6
+    assert not set(due(said)) & set(measured)
 
 
 def test_a_head_that_is_killed_loses_no_result_and_doubles_no_job(checkout):
-    checkout.behave({key: {"wait": True} for key in ARMS})
-    head = checkout.start("--profile", "slurm", *QUICK, "--jobs", "2")
-    until(lambda: len([1 for _, state, _ in checkout.jobs() if state == "RUNNING"]) == 2, "two running jobs")
+    """Two clusters, six points, one fails twice and then works; the head process is killed in the middle."""
+    checkout.behave({"none-c1": {"wait": True}, "llamacpp-ram-c1": {"wait": True}, "none-c2": {"fail": 2}})
+    first = [f"results/runs/{point}/run.json" for point in planned(checkout) if "-c1-" in point]
+    head = checkout.start("--profile", "slurm", *QUICK, *first)
     until(lambda: len(checkout.seen()) == 2, "two replays")
     head.send_signal(signal.SIGKILL)
     head.wait()
@@ -96,56 +100,83 @@ def test_a_head_that_is_killed_loses_no_result_and_doubles_no_job(checkout):
     assert {number for number, _, _ in checkout.jobs()} == submitted, "a locked folder submits nothing"
 
     assert checkout.snakemake("--profile", "slurm", "--unlock")[0] == 0
-    running = [number for number, state, _ in checkout.jobs() if state == "RUNNING"]
-    assert len(running) == 2, "the jobs went on"
+    assert [state for _, state, _ in checkout.jobs()] == ["RUNNING"] * 2, "the jobs went on"
     before = len(checkout.said)
     head = checkout.start("--profile", "slurm", *QUICK, FIGURE)
     until(lambda: checkout.said[before:].count("of an earlier run") == 2, "the next head process waits for both")
-    checkout.behave({})
+    checkout.behave({"none-c2": {"fail": 2}})
     code, said = head.wait(240), checkout.said[before:]
     assert code == 0, said[-3000:]
-    points = [point for _, _, point in checkout.jobs()]
-    assert len(points) == len(set(points)) == 6, "every point was submitted once"
-    assert said.count("took over the result of job") == len(running)
-    for point in points:
-        attempts = [path for path in (checkout.root / "results/runs" / point).iterdir() if path.is_dir()]
-        assert len(attempts) == 1
+    assert said.count("took over the result of job") == 2
     assert (checkout.root / FIGURE).exists()
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, FIGURE)
-    assert "Nothing to be done" in said, "a result that was taken over is not out of date"
+    points = [point for _, _, point in checkout.jobs()]
+    seen = checkout.seen()
+    # S7: one job an attempt, and no retry inside of a job.
+    assert len(points) == len(seen) == 8
+    for point in set(points):
+        attempts = [path for path in (checkout.root / "results/runs" / point).iterdir() if path.is_dir()]
+        assert len(attempts) == points.count(point) == (3 if "-none-c2-" in point else 1)
+    for record in seen:
+        assert record["partition"] == ("gpu-a" if "-none-" in record["point"] else "gpu-b")
+        assert len(record["gpus"].split(",")) == 2
+    at_once = [(a, b) for a, b in combinations(seen, 2) if a["begin"] < b["end"] and b["begin"] < a["end"]]
+    assert at_once, "points are measured beside each other"
+    for one, other in at_once:
+        assert not set(one["gpus"].split(",")) & set(other["gpus"].split(",")), "two points on one GPU"
+
+    # S16, S17: neither the same command nor an edit of code that is not measured plans a job.
+    plot = checkout.root / "workflow/style.py"
+    plot.write_text(plot.read_text() + "\n")
+    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point")
+    assert code == 0
+    assert "total        0" in said, "also a result that was taken over is not out of date"
     # Also without the profile, whose triggers are fewer.
     code, said = checkout.snakemake("-n", "-c1")
-    assert "run_point" not in said.split("Building DAG")[-1]
+    assert due(said) == []
+    # A selection is forced through Snakemake's own -R, and costs one job a point.
+    chosen = checkout.status("--select", "arm=none,concurrency=2")
+    assert chosen.returncode == 0
+    code, said = checkout.snakemake("-n", "--profile", "slurm", "--until", "run_point", "-R", *chosen.stdout.split())
+    assert code == 0, said[-3000:]
+    assert len(due(said)) == 1
+    assert "-none-c2-" in due(said)[0]
 
 
-def test_ctrl_c_cancels_what_this_sweep_submitted_and_nothing_else(checkout):
-    stranger = slurm_says("sbatch", "--parsable", "--output=/dev/null", "--mem=50", "--wrap", "sleep 120").strip()
-    checkout.behave({key: {"wait": True} for key in ARMS})
-    head = checkout.start("--profile", "slurm", *QUICK, "--jobs", "2")
+def test_a_node_that_goes_down_and_comes_back_and_then_ctrl_c(checkout):
+    """Slurm queues the lost jobs again; Ctrl-C cancels what this sweep submitted and nothing else."""
+    checkout.behave({"none-c1": {"wait": True}, "none-c2": {"wait": True}})
+    targets = [
+        f"results/runs/{point}/run.json" for point in planned(checkout) if "-none-" in point and "-c3-" not in point
+    ]
+    head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", *targets)
     until(lambda: len(checkout.seen()) == 2, "two replays")
-    head.send_signal(signal.SIGINT)
-    head.wait(60)
-    until(lambda: all(state not in ("RUNNING", "PENDING") for _, state, _ in checkout.jobs()), "all cancelled")
-    assert slurm_says("squeue", "--noheader", "--format=%T", "--jobs", stranger).strip() == "RUNNING"
-    slurm_says("scancel", stranger)
-    assert {state["reasons"][0] for state in checkout.states().values() if state["reasons"]} == {"interrupted"}
-
-
-def test_a_node_that_goes_down_and_comes_back(checkout):
-    checkout.behave({"none-c1": {"wait": True}})
-    target = next(point for point in planned(checkout) if "-none-c1-" in point)
-    head = checkout.start("--profile", "slurm", *QUICK, "--retries", "0", f"results/runs/{target}/run.json")
-    until(lambda: len(checkout.seen()) == 1, "the replay")
     node("cut")
-    job = checkout.job_of("none-c1", "PENDING")
+    job = {key: checkout.job_of(key, "PENDING") for key in ("none-c1", "none-c2")}
     assert checkout.states()["none-c1"]["state"] == "queued"
-    checkout.behave({})
     node("slurmd")
     # Slurm holds a job that lost its node back for two minutes.
-    slurm_says("scontrol", "update", f"jobid={job}", "starttime=now")
-    assert head.wait(150) == 0, checkout.said[-3000:]
-    assert len(checkout.jobs()) == 1, "Slurm queued the same job again"
-    assert len(checkout.seen()) == 2, "and it measured anew"
+    slurm_says("scontrol", "update", f"jobid={job['none-c1']},{job['none-c2']}", "starttime=now")
+    until(lambda: len(checkout.seen()) == 4, "both are measured anew")
+    checkout.behave({"none-c2": {"wait": True}})
+    assert checkout.job_of("none-c1", "COMPLETED") == job["none-c1"], "the same job again"
+
+    stranger = slurm_says("sbatch", "--parsable", "--output=/dev/null", "--mem=50", "--wrap", "sleep 120").strip()
+    until(
+        lambda: "RUNNING" in slurm_says("squeue", "--noheader", "--format=%T", "--jobs", stranger), "a stranger's job"
+    )
+    head.send_signal(signal.SIGINT)
+    head.wait(60)
+    until(lambda: not any(state in ("RUNNING", "PENDING") for _, state, _ in checkout.jobs()), "all are cancelled")
+    assert slurm_says("squeue", "--noheader", "--format=%T", "--jobs", stranger).strip() == "RUNNING"
+    slurm_says("scancel", stranger)
+    states = checkout.states()
+    assert states["none-c1"]["state"] == "measured", "what was measured is kept"
+    assert states["none-c2"]["reasons"] == ["interrupted"]
+
+
+def due(said):
+    """Return the points that a dry run would measure."""
+    return re.findall(r"^Job \d+: Measure (\S+) on ", said, re.MULTILINE)
 
 
 def node(command):

@@ -1,43 +1,7 @@
 """A sweep on a real Slurm, from a clean checkout."""
 
-import re
-from itertools import combinations
-
 import pytest
 from checkouts import QUICK, planned
-
-
-def test_two_clusters_six_points_one_fails_twice_and_then_works(checkout):
-    checkout.behave({"none-c2": {"fail": 2}})
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point")
-    assert code == 0, said[-3000:]
-    seen = checkout.seen()
-    attempts = [record["point"] for record in seen]
-    # S7: one job an attempt, and no retry inside of a job.
-    assert len(attempts) == len(checkout.jobs()) == 8
-    assert sum("-none-c2-" in point for point in attempts) == 3
-    for record in seen:
-        assert record["partition"] == ("gpu-a" if "-none-" in record["point"] else "gpu-b")
-        assert len(record["gpus"].split(",")) == 2
-    for one, other in combinations(seen, 2):
-        if one["begin"] < other["end"] and other["begin"] < one["end"]:
-            assert not set(one["gpus"].split(",")) & set(other["gpus"].split(",")), "two points on one GPU"
-    assert {state["state"] for state in checkout.states().values()} == {"measured"}
-    # S16, S17: neither the same command nor an edit of code that is not measured plans a job.
-    plot = checkout.root / "workflow/style.py"
-    plot.write_text(plot.read_text() + "\n")
-    code, said = checkout.snakemake("--profile", "slurm", *QUICK, "--until", "run_point")
-    assert code == 0
-    assert "total        0" in said
-
-    # A selection is forced through Snakemake's own -R, and costs one job a point.
-    chosen = checkout.status("--select", "arm=none,concurrency=2")
-    assert chosen.returncode == 0
-    code, said = checkout.snakemake("-n", "--profile", "slurm", "--until", "run_point", "-R", *chosen.stdout.split())
-    assert code == 0, said[-3000:]
-    due = re.findall(r"^Job \d+: Measure (\S+) on ", said, re.MULTILINE)
-    assert len(due) == 1
-    assert "-none-c2-" in due[0]
 
 
 def test_the_second_executor(checkout):

@@ -48,6 +48,13 @@ def test_queued_and_running_jobs_hold_their_points(tmp_path):
     assert live_holders(["p", "q", "r"], queued, tmp_path) == {"p": ("job7-",), "q": ("job8-",)}
 
 
+def test_a_job_whose_points_take_turns_holds_those_that_it_has_not_measured(tmp_path):
+    """The first is taken over while the job goes on with the second."""
+    queued = [Job("7", point, "RUNNING", allocation="0123456789-1") for point in ("p", "q")]
+    a_run().write(tmp_path / "p/job7-20260101T000000/run.json")
+    assert live_holders(["p", "q"], queued, tmp_path) == {"q": ("job7-",)}
+
+
 def test_a_live_lease_holds_a_point_that_slurm_does_not_know(tmp_path):
     a_lease(tmp_path, "p")
     a_lease(tmp_path, "q", born="1")  # the pid is somebody else's by now

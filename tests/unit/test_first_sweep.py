@@ -84,4 +84,4 @@ def test_only_measuring_is_submitted(project):
         rules |= set(re.findall(r"^rule (\w+):|^use rule \w+ as (\w+) with:", path.read_text(), re.MULTILINE))
     names = {one or other for one, other in rules}
     # `all` has nothing to run.
-    assert names - local == {"run_point", "all"}
+    assert names - local == {"run_point", "run_shared", "all"}

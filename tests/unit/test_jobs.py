@@ -76,7 +76,7 @@ def test_a_job_that_ended_by_itself_is_left_to_its_own_record(state, log):
 
 def test_x23_cancelled_by_another_user():
     """A job that another run's `scancel --name` ended looked like a crash of the server."""
-    found = parse_sacct("12|CANCELLED by 1001|None|n1\n", {"12": "p"})[0]
+    found = parse_sacct("12|CANCELLED by 1001|None|n1\n", [Job("12", "p", "UNKNOWN")])[0]
     assert (found.state, found.cancelled_by_uid, found.point) == ("CANCELLED", 1001, "p")
     cause = cause_of(found, CANCELLED, own_uid=1000)
     assert cause.failure_class == FailureClass.CANCELLED
@@ -200,7 +200,7 @@ Error in rule run_point:
 
 
 def test_s8_a_refused_submission_is_known_by_its_point():
-    assert refused(REFUSED) == {
+    assert refused(REFUSED, Path()) == {
         "tiny-c1-063ef09414": "sbatch: error: invalid partition specified: gone "
         "sbatch: error: Batch job submission failed: Invalid partition name specified"
     }

@@ -32,7 +32,7 @@ class NoOffload:
             for name, pattern, expected, says in _SIGNS[framework]
         )
         if framework == "llamacpp":
-            return Arm(backend=self.name, argv=("--cache-ram", "0"), proofs=proofs)
+            return Arm(backend=self.name, argv=("--cache-ram", "0"), proofs=proofs, empties=())
         if framework == "vllm":
             forbidden = ("--kv-transfer-config", "--kv-offloading-size", "--kv_offloading_size")
             return Arm(

@@ -38,6 +38,10 @@ class Engine(Protocol):
         """Return how the engine's version is read back, and which one the row declares."""
         ...
 
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """Return the HTTP paths, POST, that empty the device's KV cache; None if none is proven to."""
+        ...
+
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """Return its Prometheus endpoints as (port, path)."""
         ...

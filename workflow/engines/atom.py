@@ -36,6 +36,10 @@ class Atom:
         """Images of ATOM are dated, so the version is recorded and not compared."""
         return (version_probe("atom", "engine", None),)
 
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """None: not tried here on a running server, so not claimed."""
+        return None
+
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint."""
         return (("engine", "/metrics"),)

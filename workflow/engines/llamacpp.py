@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe, flags_of
 
 
 class LlamaCpp:
@@ -33,6 +33,11 @@ class LlamaCpp:
         pattern = r"^serving with xllamacpp (?P<version>\S+)"
         declared = row.image.rpartition(":")[2] or None
         return (VersionProbe(component="xllamacpp", service="engine", pattern=pattern, declared=declared),)
+
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """Each slot is erased by itself."""
+        slots = int(flags_of(argv)["--parallel"][0])
+        return tuple(f"/slots/{slot}?action=erase" for slot in range(slots))
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint, on the port of the API."""

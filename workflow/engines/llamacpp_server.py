@@ -7,6 +7,7 @@ clock of their zero, so that a reader can tell which lines fall into a measureme
 import argparse
 import os
 import signal
+import tempfile
 import threading
 import time
 from importlib.metadata import version
@@ -45,6 +46,8 @@ def main() -> None:
     params.cpuparams_batch.n_threads = args.threads
     params.cache_ram_mib = args.cache_ram
     params.endpoint_metrics = True
+    # Without a folder to save slots in, they cannot be erased either. Nothing here ever saves one.
+    params.slot_save_path = f"{tempfile.gettempdir()}/"
     params.warmup = False
     params.ui = False
     # 4 is the level at which the server says which prompts it restored from the host cache.

@@ -45,6 +45,10 @@ class SGLang:
         """The version is the image's tag where that is a release."""
         return (version_probe("sglang", "engine", released_version(row.image)),)
 
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """None: not tried here on a running server, so not claimed."""
+        return None
+
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint."""
         return (("engine", "/metrics"),)

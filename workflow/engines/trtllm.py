@@ -36,6 +36,10 @@ class TrtLlm:
         """The version is the tag of NVIDIA's release image."""
         return (version_probe("tensorrt-llm", "engine", released_version(row.image)),)
 
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """None: not tried here on a running server, so not claimed."""
+        return None
+
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """The Prometheus text; `/metrics` itself is a JSON list of iterations."""
         return (("engine", "/prometheus/metrics"),)

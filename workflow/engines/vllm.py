@@ -46,6 +46,10 @@ class Vllm:
         """The version is the image's tag where that is a release."""
         return (version_probe("vllm", "engine", released_version(row.image)),)
 
+    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+        """None: not tried here on a running server, so not claimed."""
+        return None
+
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint for all ranks, labelled by engine."""
         return (("engine", "/metrics"),)

@@ -1,0 +1,127 @@
+"""Who fails with whom where points take turns on one server. The server itself is real in tests/end_to_end."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+from points import point
+
+from workflow import turns
+from workflow.attempt import Interrupted
+from workflow.config import Cluster
+from workflow.failures import AttemptFailed, Failure, FailureClass
+from workflow.lease import live_lease
+from workflow.turns import Allocation, Outcome, make_cold, measure_all
+
+IDS = ("p", "q", "r")
+
+
+class Bench:
+    """An allocation for three points; `ends` says how each turn ends, None is well."""
+
+    def __init__(self, root, monkeypatch):
+        self.root, self.ends, self.turned, self.held = root, {}, [], []
+        self.outcome = Outcome(schema_version=Outcome.SCHEMA_VERSION, measured={}, failed={}, given_up=())
+        monkeypatch.setattr(turns, "served", self.served)
+        monkeypatch.setattr(turns, "take_turn", self.take_turn)
+        monkeypatch.setattr(turns, "publish", lambda *_: None)
+        monkeypatch.setattr(Allocation, "attempt_at", lambda _self, one, *_: SimpleNamespace(point=one, folder=root))
+
+    @contextlib.contextmanager
+    def served(self, host, _left_behind):
+        host.point = SimpleNamespace(plan=SimpleNamespace(services=()))
+        yield ()
+
+    def take_turn(self, attempt, shared, _name):
+        self.turned.append((attempt.point.id, shared.points_before))
+        self.held.append([one for one in IDS if live_lease(self.root / "runs" / one)])
+        if (error := self.ends.get(attempt.point.id)) is not None:
+            raise error
+
+    def measure(self, name="job1-20260101T000000"):
+        points = tuple(point().model_copy(update={"id": one}) for one in IDS)
+        cluster = Cluster(launcher="bare")
+        made = Allocation(
+            "0123456789-1", name, points, self.root, self.root / "envs", cluster, None, None, self.outcome
+        )
+        code = measure_all(made)
+        self.outcome = made.outcome
+        return code
+
+    def failures(self):
+        records = [Failure.read(path) for path in (self.root / "failures").glob("*.json")]
+        return {record.point: record.failure_class for record in records}
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_every_point_is_let_go_when_it_is_measured(bench):
+    assert bench.measure() == 0
+    assert bench.turned == [("p", 0), ("q", 1), ("r", 2)]
+    assert bench.held == [["p", "q", "r"], ["q", "r"], ["r"]]
+    assert not list(bench.root.glob("runs/*/lease.json"))
+    assert set(bench.outcome.measured) == set(IDS)
+
+
+def test_a_client_that_fails_costs_its_own_point_only(bench):
+    bench.ends["q"] = AttemptFailed(FailureClass.CLIENT_FAILED, "no summary")
+    assert bench.measure() == 0
+    assert list(bench.outcome.measured) == ["p", "r"]
+    assert bench.turned[-1] == ("r", 2), "the server has served the one that failed, too"
+    assert bench.failures() == {"q": FailureClass.CLIENT_FAILED}
+
+
+def test_a_server_that_dies_fails_what_was_not_measured_and_the_next_try_measures_that(bench):
+    bench.ends["q"] = AttemptFailed(FailureClass.ENGINE_DIED, "killed by signal 9")
+    assert bench.measure() == 1
+    assert bench.failures() == {"q": FailureClass.ENGINE_DIED, "r": FailureClass.ENGINE_DIED}
+    kept = json.loads((bench.root / "shared/0123456789-1/outcome.json").read_text())
+    assert list(kept["measured"]) == ["p"]
+
+    bench.ends, bench.turned = {}, []
+    assert bench.measure("job2-20260101T000001") == 0
+    assert bench.turned == [("q", 0), ("r", 1)]
+    assert bench.outcome.failed == {}
+
+
+def test_what_is_not_worth_another_try_is_not_tried_again(bench):
+    bench.ends["p"] = AttemptFailed(FailureClass.VERSION_MISMATCH, "another version serves")
+    assert bench.measure() == 1
+    assert set(bench.outcome.given_up) == set(IDS)
+    bench.turned = []
+    assert bench.measure("job2-20260101T000001") == 0
+    assert bench.turned == []
+
+
+def test_a_signal_is_told_at_every_point_that_was_not_measured(bench):
+    bench.ends["q"] = Interrupted("stopped by SIGTERM", 143)
+    assert bench.measure() == 143
+    assert bench.failures() == {"q": FailureClass.INTERRUPTED, "r": FailureClass.INTERRUPTED}
+    assert not list(bench.root.glob("runs/*/lease.json"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        pytest.param([100, 0, 0], "was asked a moment ago", id="a server that reports no hit proves nothing"),
+        pytest.param([None], "does not say how much", id="a server that reports nothing proves nothing"),
+        pytest.param([0, 100] * 4 + [90], "still has 90%", id="a server that was not emptied"),
+    ],
+)
+def test_a_server_is_not_taken_for_cold(monkeypatch, asked, says):
+    answers = iter(asked)
+
+    def ask_one(_attempt, _prompt):
+        return SimpleNamespace(cached_tokens=next(answers, 0), prompt_tokens=100)
+
+    monkeypatch.setattr(turns.integrity, "ask_one", ask_one)
+    attempt = SimpleNamespace(point=SimpleNamespace(plan=SimpleNamespace(empties=(), engine=ENGINE)))
+    with pytest.raises(AttemptFailed, match=says):
+        make_cold(attempt)
+
+
+ENGINE = SimpleNamespace(probe=SimpleNamespace(port="engine"))
