@@ -33,10 +33,12 @@ class ChangelogSelection(Strict):
 class Replay(Strict):
     """How recorded sessions are replayed against a server. The defaults are InferenceX's."""
 
-    client: Literal["aiperf"] = "aiperf"
-    """The replay client; it lives in an environment of its own, `configs/environments/<client>.txt`."""
-    client_version: str = "0.13.0"
-    """The version that has to be installed there; it is part of each point's identity."""
+    client: Literal["aiperf", "agentx-harness"] = "aiperf"
+    """The replay client, in an environment of its own, `configs/environments/<client>.txt`: NVIDIA's, or the published
+    fork that InferenceX measures with. Both replay the same sessions; only the fork has the extra warm-up."""
+    client_version: str | None = None
+    """Null: the version that the client's lock file pins. It is part of each point's identity, and checked on the node;
+    another version than the pinned one is refused."""
     scenario: str = "inferencex-agentx-mvp"
     """The client's scenario: locks timing, cache busting and the order of sessions."""
     trace_set: Name = "coding-agent"
@@ -58,6 +60,11 @@ class Replay(Strict):
     """The client stops a hopeless replay above this share of failed requests."""
     workers: Positive | None = None
     """Client worker processes; null leaves it to the client. 1 on a small machine."""
+    warmup_requests_per_lane: Positive | None = None
+    """agentx-harness only: requests of one token that each lane sends after its first prompt, without pauses, so that
+    the caches are full when the window begins. Left out: 10. Null: none."""
+    trace_idle_gap_cap_s: PositiveSeconds | None = None
+    """agentx-harness only: longest pause of a whole session, sub-agents included. Left out: 300. Null: as recorded."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Replay":

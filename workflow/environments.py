@@ -29,6 +29,14 @@ def environment_key(lock: Path) -> str:
     return f"{lock.stem}-{digest([line for line in lines if line], 8)}"
 
 
+def pinned_version(lock: Path, distribution: str) -> str:
+    """Return the version that a lock file pins a distribution to; raises InputError if it does not."""
+    found = re.search(rf"^{re.escape(distribution)}==(\S+)", lock.read_text(), re.MULTILINE)
+    if found is None:
+        raise InputError(f"{distribution} is not pinned here", file=lock, allowed=f"a line {distribution}==<version>")
+    return found[1]
+
+
 def prepare(lock: Path, folder: Path) -> Environment:
     """Make the environment of a lock file in `folder`, from nothing, and describe it in `folder`/environment.json.
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from workflow.clients import identity as client_identity
 from workflow.config import MadeModel, Replay, TraceSet
 from workflow.contract import Document, InputError, Strict, digest
 from workflow.matrix import PlannedRow, Row
@@ -105,7 +106,7 @@ def make_point(
     setting = {
         "made_model": made,
         "trace": trace.model_dump(mode="json"),
-        "replay": replay.model_dump(mode="json"),
+        "replay": client_identity(replay),
         "protocol": PROTOCOL,
         "client": locks[replay.client],
     }

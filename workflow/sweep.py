@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workflow import yamlfile
 from workflow.allocation import check_time_limits
+from workflow.clients import settled
 from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
 from workflow.contract import InputError, write_atomic
 from workflow.environments import environment_key
@@ -73,7 +74,7 @@ def plan_sweep(config: Config) -> Sweep:
     recipes = load_recipes(Path(config.recipes))
     locks = {path.stem: path for path in sorted(Path(config.environments).glob("*.txt"))}
     keys = {name: environment_key(path) for name, path in locks.items()}
-    trace = trace_identity(name, traces[name], GENERATOR)
+    trace, replay = trace_identity(name, traces[name], GENERATOR), settled(config.replay, locks)
     peers = _peers(matrix.rows) if config.equalize else {}
     points = []
     for planned in matrix.rows:
@@ -83,7 +84,7 @@ def plan_sweep(config: Config) -> Sweep:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()) if peers else ())
         made = models.get(planned.row.model)
         points += [
-            make_point(planned, plan, costs, trace, config.replay, made, keys, repeat)
+            make_point(planned, plan, costs, trace, replay, made, keys, repeat)
             for repeat in range(1, config.repeats + 1)
         ]
     check_time_limits(points, clusters, Path(config.clusters))

@@ -24,7 +24,7 @@ CHAIN = (
     {"engines", "backends", "node", "shell", "versioned"},
     {"recipes"},
     {"traces", "environments", "models"},
-    {"plans"},
+    {"plans", "clients"},
     {"points"},
     {"allocation"},
     {"preflight", "sweep"},
