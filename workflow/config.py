@@ -187,7 +187,8 @@ class Cluster(Strict):
     launcher: Literal["bare", "pyxis", "apptainer", "docker"]
     """How a service's command is started on a node: as it is, or in the image of its search space."""
     images: str | None = None
-    """Folder of imported images, `.sqsh` for pyxis and `.sif` for Apptainer; null: the launcher fetches the image."""
+    """Folder that images are imported to, by digest; several checkouts may share it. Null: results/images. It has to
+    be seen by the nodes."""
     mounts: tuple[str, ...] = ()
     """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
     cores_per_point: Positive | None = None

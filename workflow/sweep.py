@@ -11,6 +11,7 @@ from workflow.clients import settled
 from workflow.config import Cluster, Clusters, Config, MadeModel, Models, TraceSets
 from workflow.contract import InputError, write_atomic
 from workflow.environments import environment_key
+from workflow.images import image_key
 from workflow.lint import PlanFinding
 from workflow.matrix import NotRunnable, PlannedRow, load_runners, plan_matrix
 from workflow.node import declared_facts
@@ -49,6 +50,12 @@ class Sweep:
     def made_models(self) -> dict[str, Point]:
         """Return the models to make: key -> a point that serves it."""
         return {point.model_key: point for point in self.points.values() if point.made_model is not None}
+
+    @property
+    def images(self) -> dict[str, Point]:
+        """Return the container images to import: key of the record -> a point that is served in it."""
+        contained = [point for point in self.points.values() if self.cluster(point.id).launcher != "bare"]
+        return {image_key(self.cluster(point.id), point.row.image): point for point in contained}
 
     @property
     def doomed(self) -> tuple[str, ...]:
