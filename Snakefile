@@ -16,16 +16,18 @@ HOLDERS = load_holders()
 
 
 wildcard_constraints:
-    # Whether it is a point of the sweep is seen from its file, which planning writes.
+    # Points are known by their files, which planning writes. Of the rest only what is missing can be made: see
+    # rules/environments.smk.
     point=r"[^/]+",
-    # Only what is missing can be made: see rules/environments.smk.
     trace_set=any_of(missing("results/traces/{}/trace_set.json", SWEEP.trace_sets)),
     model=any_of(missing("results/models/{}/model.json", SWEEP.made_models)),
+    image=any_of(missing("results/images/{}/image.json", SWEEP.images)),
     environment=any_of(missing(".envs/{}/environment.json", SWEEP.locks)),
     figure=any_of(FIGURES),
 
 
 include: "rules/environments.smk"
+include: "rules/images.smk"
 include: "rules/traces.smk"
 include: "rules/models.smk"
 include: "rules/points.smk"
@@ -42,10 +44,8 @@ rule all:
         # Every point's run by name: a table alone would not bring back one that was deleted.
         collect("results/runs/{point}/run.json", point=wanted_points()),
         collect("results/refused/{point}", point=refused_points()),
-        "results/metrics.csv",
-        "results/metrics.parquet",
-        "results/comparison.csv",
-        "results/summary.md",
+        multiext("results/metrics", ".csv", ".parquet"),
+        collect("results/{table}", table=("comparison.csv", "summary.md")),
         collect(
             "results/figures/{figure}.{format}", figure=FIGURES, format=("svg", "png")
         ),

@@ -14,6 +14,7 @@ from workflow.allocation import allocate
 from workflow.config import load_config
 from workflow.contract import InputError, digest, file_sha256
 from workflow.gallery import FIGURES
+from workflow.images import image_key
 from workflow.jobs import queue as slurm_queue
 from workflow.patterns import prefix_tree_pattern, telling_prefixes
 from workflow.points import bill
@@ -257,4 +258,8 @@ def prepared_parts(wildcards):
         parts.add(f"results/traces/{point.trace.key}/trace_set.json")
         if point.made_model is not None:
             parts.add(f"results/models/{point.model_key}/model.json")
+        cluster = SWEEP.cluster(name)
+        if cluster.launcher != "bare":
+            key = image_key(cluster, point.row.image)
+            parts.add(f"results/images/{key}/image.json")
     return [ancient(part) for part in sorted(parts)]

@@ -33,10 +33,12 @@ class ChangelogSelection(Strict):
 class Replay(Strict):
     """How recorded sessions are replayed against a server. The defaults are InferenceX's."""
 
-    client: Literal["aiperf"] = "aiperf"
-    """The replay client; it lives in an environment of its own, `configs/environments/<client>.txt`."""
-    client_version: str = "0.13.0"
-    """The version that has to be installed there; it is part of each point's identity."""
+    client: Literal["aiperf", "agentx-harness"] = "aiperf"
+    """The replay client, in an environment of its own, `configs/environments/<client>.txt`: NVIDIA's, or the published
+    fork that InferenceX measures with. Both replay the same sessions; only the fork has the extra warm-up."""
+    client_version: str | None = None
+    """Null: the version that the client's lock file pins. It is part of each point's identity, and checked on the node;
+    another version than the pinned one is refused."""
     scenario: str = "inferencex-agentx-mvp"
     """The client's scenario: locks timing, cache busting and the order of sessions."""
     trace_set: Name = "coding-agent"
@@ -56,12 +58,16 @@ class Replay(Strict):
     start_ratio_max: Share = 0.75
     idle_gap_cap_s: PositiveSeconds | None = None
     """Longest pause between two requests of one session; longer recorded ones are cut to it, in warm-up and window.
-    Null: as recorded. For short windows on borrowed hardware: the scenario replays pauses as they are, which paces the
-    warm-up by the trace and leaves few requests in a window of a minute; the client marks the result for it."""
+    Null: as recorded. Left out: 300 with agentx-harness, as InferenceX has it, and as recorded with aiperf. A few
+    seconds are for short windows on borrowed hardware: recorded pauses pace the warm-up and leave few requests in a
+    window of a minute; the client marks the result for it."""
     stop_above_error_share: Share = 0.10
     """The client stops a hopeless replay above this share of failed requests."""
     workers: Positive | None = None
     """Client worker processes; null leaves it to the client. 1 on a small machine."""
+    warmup_requests_per_lane: Positive | None = None
+    """agentx-harness only: requests of one token that each lane sends after its first prompt, without pauses, so that
+    the caches are full when the window begins. Left out: 10. Null: none."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Replay":
@@ -187,7 +193,8 @@ class Cluster(Strict):
     launcher: Literal["bare", "pyxis", "apptainer", "docker"]
     """How a service's command is started on a node: as it is, or in the image of its search space."""
     images: str | None = None
-    """Folder of imported images, `.sqsh` for pyxis and `.sif` for Apptainer; null: the launcher fetches the image."""
+    """Folder that images are imported to, by digest; several checkouts may share it. Null: results/images. It has to
+    be seen by the nodes."""
     mounts: tuple[str, ...] = ()
     """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
     environments: tuple[Name, ...] = ()

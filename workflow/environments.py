@@ -78,6 +78,14 @@ def _pinned(want: str, have: Mapping[str, str]) -> bool:
     return found is not None and version in ("", found)
 
 
+def pinned_version(lock: Path, distribution: str) -> str:
+    """Return the version that a lock file pins a distribution to; raises InputError if it does not."""
+    found = pins(lock).get(normalised(distribution))
+    if found is None:
+        raise InputError(f"{distribution} is not pinned here", file=lock, allowed=f"a line {distribution}==<version>")
+    return found
+
+
 def prepare(lock: Path, folder: Path) -> Environment:
     """Make the environment of a lock file in `folder`, from nothing, and describe it in `folder`/environment.json.
 

@@ -79,7 +79,8 @@ def find_parts(point: Point, results: Path, environments: Path, model_paths: Map
         hf_home=hf_home,
         sessions=sessions.resolve(),
         manifest=manifest,
-        dataset_cache=(sets / "client-cache").resolve(),
+        # Another client, or another version of it, must not read what this one made of the sessions.
+        dataset_cache=(sets / f"client-cache-{point.environments[point.replay.client]}").resolve(),
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from workflow.clients import identity as client_identity
 from workflow.config import AnyModel, Replay, TraceSet
 from workflow.contract import Document, InputError, Strict, digest
 from workflow.matrix import PlannedRow, Row
@@ -116,7 +117,7 @@ def make_point(
     setting = {
         "made_model": made,
         "trace": trace.model_dump(mode="json"),
-        "replay": replay_identity(replay),
+        "replay": client_identity(replay),
         "protocol": PROTOCOL,
         "client": locks[replay.client],
     }
@@ -187,15 +188,6 @@ def plan_identity(plan: ServePlan) -> dict[str, Any]:
             include={"served_model_name", "files", "scratch", "wants", "packages", "client_env", "session_header"},
         ),
     }
-
-
-def replay_identity(replay: Replay) -> dict[str, Any]:
-    """Return what of a replay's settings a measurement depends on: all, but for one that came later and is not used.
-
-    A point that was measured before the setting existed is still the same point.
-    """
-    unused = {"idle_gap_cap_s"} if replay.idle_gap_cap_s is None else set[str]()
-    return replay.model_dump(mode="json", exclude=unused)
 
 
 def by_id(points: Iterable[Point]) -> dict[str, Point]:

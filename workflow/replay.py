@@ -1,7 +1,7 @@
-"""The replay client: its command, what it leaves and what that says. The only module that knows aiperf.
+"""The replay client: its command, what it leaves and what that says. The only module that knows aiperf and its fork.
 
-aiperf is called by path from an environment of its own, never imported. Its exit code proves nothing: it is 0 after a
-cancelled run, a dead server and 30 % failed requests. Only its summary is believed.
+The client is called by path from an environment of its own, never imported. Its exit code proves nothing: it is 0
+after a cancelled run, a dead server and 30 % failed requests. Only its summary is believed.
 """
 
 import contextlib
@@ -19,6 +19,10 @@ CORPUS = "aiperf/dataset/generator/assets/shakespeare.txt"
 """The text that the client draws prompts from, inside of its distribution."""
 SHORTEST_SUBMISSION_S = 900
 """Below this window the scenario refuses to run, unless told to; the result is then marked as not for submission."""
+
+
+PROGRAMS = {"aiperf": "aiperf", "agentx-harness": "agentx"}
+"""Client -> its program. The fork installs one called `aiperf` too, which would print another version."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def command(
 ) -> tuple[str, ...]:
     """Return the client's argv for one replay."""
     argv = [
-        str(paths.environment / "bin" / "aiperf"),
+        str(paths.environment / "bin" / PROGRAMS[replay.client]),
         "profile",
         *("--scenario", replay.scenario),
         *("--model", model),
@@ -81,6 +85,8 @@ def command(
         argv += ["--trace-idle-gap-cap-seconds", _number(replay.idle_gap_cap_s)]
     if replay.workers is not None:
         argv += ["--workers-max", str(replay.workers), "--record-processor-service-count", "1"]
+    if replay.warmup_requests_per_lane is not None:
+        argv += ["--warmup-requests-per-lane", str(replay.warmup_requests_per_lane)]
     # The scenario accepts neither a short window, nor traces of one's own, nor shorter pauses without this; all three
     # are stated in the result.
     argv.append("--unsafe-override")

@@ -24,9 +24,9 @@ from types import FrameType
 
 import psutil
 
-from workflow import endpoints, integrity, leftovers, processes, replay, startup, watch, yamlfile
+from workflow import endpoints, integrity, leftovers, processes, replay, startup, watch
 from workflow.attempt import PROJECT, STOP_GRACE_S, Attempt, Interrupted, StartedService
-from workflow.config import Cluster, Clusters
+from workflow.config import Cluster
 from workflow.contract import Document, Finding, InputError, Reason, Strict, file_sha256, write_atomic
 from workflow.failures import (
     WORTH_RETRYING,
@@ -36,6 +36,7 @@ from workflow.failures import (
     diagnose,
     last_failure,
 )
+from workflow.images import Image, cluster_of, find_image
 from workflow.launchers import Command, Launcher
 from workflow.lease import lease, live_lease
 from workflow.node import oom_kills
@@ -112,6 +113,8 @@ class Run(Document):
     """What the probe prompts showed: whether answers were the same after their KV cache was evicted and restored."""
     preflight: tuple[str, ...] = ()
     """Warnings of the preflight on this node."""
+    image_digest: str | None = None
+    """Of the container image that served; null where services ran without one."""
     left_behind: tuple[str, ...] = ()
     """What was found after everything had been stopped, and whether it was removed."""
     shared: SharedServer | None = None
@@ -350,6 +353,7 @@ def describe(
         artefacts=artefacts_of(attempt.folder),
         integrity=seen.integrity,
         preflight=warnings,
+        image_digest=attempt.launcher.image.digest if attempt.launcher.image is not None else None,
         left_behind=tuple(left_behind),
         shared=shared,
     )
@@ -460,7 +464,8 @@ def run(
         with lease(out, name) as stopping, interruptible(stopping):
             remove_left_behind(out.parent, name)
             parts = find_parts(point, results, environments, cluster.model_paths)
-            launcher = launcher_for(point, cluster, parts, folder.resolve())
+            image = find_image(cluster, point.row.image, results)
+            launcher = launcher_for(point, cluster, image, parts, folder.resolve())
             attempt = Attempt(point, name, folder.resolve(), parts, launcher, parent, stopping, log)
             publish(measure(attempt), attempt, out)
             return 0
@@ -505,26 +510,16 @@ def how_it_failed(error: Exception, out: Path) -> Failed:
     return Failed(FailureClass.UNKNOWN, f"{type(error).__name__}: {error}", defect=True)
 
 
-def launcher_for(point: Point, cluster: Cluster, parts: Parts, folder: Path) -> Launcher:
+def launcher_for(point: Point, cluster: Cluster, image: Image | None, parts: Parts, folder: Path) -> Launcher:
     """Return how services are started for a point on its cluster; a container sees what its placeholders name."""
     situation = Situation(row=point.row, cache=point.plan.cache, options={})
     read = [PROJECT, *parts.paths.values(), *parts.environments.values()]
     return Launcher(
         cluster=cluster,
-        image=point.row.image,
+        image=image,
         vendor=situation.vendor,
         mounts=(*((path, "ro") for path in read), (folder, "rw")),
     )
-
-
-def cluster_of(point: Point, file: Path) -> Cluster:
-    """Return the cluster of a point's runner; raises InputError if the file does not name it."""
-    known = yamlfile.validate(Clusters, yamlfile.load(file), file).clusters
-    if point.row.runner not in known:
-        raise InputError(
-            f"runner {point.row.runner!r} is not listed", file=file, key="clusters", allowed=", ".join(sorted(known))
-        )
-    return known[point.row.runner]
 
 
 def record_failure(point: Point, attempt: str, folder: Path, failures: Path, ended: Failed) -> Failure:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from workflow import yamlfile
 from workflow.allocation import check_time_limits
+from workflow.clients import settled
 from workflow.config import AnyModel, Cluster, Clusters, Config, Models, TraceSets
 from workflow.contract import InputError, write_atomic
 from workflow.environments import environment_key, environment_with
+from workflow.images import image_key
 from workflow.lint import PlanFinding
 from workflow.matrix import NotRunnable, PlannedRow, Row, load_runners, plan_matrix
 from workflow.node import declared_facts
@@ -52,6 +54,12 @@ class Sweep:
         return {point.model_key: point for point in self.points.values() if point.made_model is not None}
 
     @property
+    def images(self) -> dict[str, Point]:
+        """Return the container images to import: key of the record -> a point that is served in it."""
+        contained = [point for point in self.points.values() if self.cluster(point.id).launcher != "bare"]
+        return {image_key(self.cluster(point.id), point.row.image): point for point in contained}
+
+    @property
     def doomed(self) -> tuple[str, ...]:
         """Return the points that preflight refuses: they must not queue."""
         return tuple(point for point, found in self.preflight.items() if any(f.severity == "error" for f in found))
@@ -75,7 +83,7 @@ def plan_sweep(config: Config) -> Sweep:
     recipes = load_recipes(Path(config.recipes))
     locks = {path.stem: path for path in sorted(Path(config.environments).glob("*.txt"))}
     keys = {name: environment_key(path) for name, path in locks.items()}
-    trace = trace_identity(name, traces[name], GENERATOR)
+    trace, replay = trace_identity(name, traces[name], GENERATOR), settled(config.replay, locks)
     peers = _peers(matrix.rows) if config.equalize else {}
     versions = _versions(matrix.rows)
     points = []
@@ -88,7 +96,7 @@ def plan_sweep(config: Config) -> Sweep:
         made = models.get(planned.row.model)
         points += [
             make_point(
-                *(planned, plan, costs, trace, config.replay, made, keys, repeat),
+                *(planned, plan, costs, trace, replay, made, keys, repeat),
                 arm=_arm(planned.row, versions),
                 shared_server=config.share_server,
             )

@@ -21,6 +21,7 @@ from workflow.attempt import Attempt
 from workflow.config import Cluster
 from workflow.contract import Document, InputError
 from workflow.failures import AttemptFailed, FailureClass
+from workflow.images import cluster_of, find_image
 from workflow.lease import lease
 from workflow.parts import find_parts
 from workflow.points import Point
@@ -30,7 +31,6 @@ from workflow.runs import (
     SharedServer,
     attempt_name,
     blame_memory,
-    cluster_of,
     describe,
     how_it_failed,
     interruptible,
@@ -195,7 +195,8 @@ class Allocation:
     def attempt_at(self, point: Point, folder: Path, log: Path | None) -> Attempt:
         """Return a new attempt at a point; services see the allocation's folder."""
         parts = find_parts(point, self.results, self.environments, self.cluster.model_paths)
-        launcher = launcher_for(point, self.cluster, parts, self.folder)
+        image = find_image(self.cluster, point.row.image, self.results)
+        launcher = launcher_for(point, self.cluster, image, parts, self.folder)
         return Attempt(point, self.attempt, folder, parts, launcher, self.parent, self.stopping, log)
 
     def settle(self, point: Point, failure: Failed | None) -> None:

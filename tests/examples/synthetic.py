@@ -37,7 +37,7 @@ def points(repeats: int = 2) -> list[Point]:
     master = load_master([PROJECT / "tests/examples/synthetic.yaml"])
     runners, recipes = load_runners(PROJECT / "configs/runners.yaml"), load_recipes(PROJECT / "configs/recipes")
     trace = TraceIdentity(name="synthetic-numbers", declaration={"kind": "made up"}, generator=1)
-    replay = Replay(duration_s=900.0)
+    replay = Replay(client_version="0.13.0", duration_s=900.0)
     found = []
     for index, key in enumerate(("synthetic-before", "synthetic-after")):
         entry = Entry.model_validate(

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import CONFIG, Checkout, copy_checkout, running_in, wait_for
-from workflow import leftovers, runs
+from workflow import images, leftovers, runs
 from workflow.config import load_config
 from workflow.environments import Environment
 from workflow.failures import Failure, last_failure
@@ -91,7 +91,7 @@ class Bench:
 
     def run(self, tries: int = 1) -> int:
         """Measure the point in this process; return the exit code."""
-        cluster = runs.cluster_of(self.point, self.clusters)
+        cluster = images.cluster_of(self.point, self.clusters)
         return runs.run(
             self.point,
             self.out,

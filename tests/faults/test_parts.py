@@ -59,3 +59,4 @@ def test_an_image_that_was_not_imported(bench):
     failure = refused(bench)
     assert failure.failure_class == FailureClass.CONFIGURATION
     assert "has not been imported" in failure.message
+    assert "python -m workflow.images" in failure.message

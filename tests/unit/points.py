@@ -16,4 +16,5 @@ def point(key: str = "dsv4-b200-vllm", backend: str = "none", **replay: float) -
     row = planned(key, backend)
     plan, costs = plan_for(row, recipes())
     locks = {"aiperf": "aiperf-00000000", "llamacpp": "llamacpp-00000000"}
-    return make_point(row, plan, costs, trace_identity("few", TRACES, 1), Replay(**replay), None, locks)
+    settled = Replay(**{"client_version": "0.13.0", **replay})
+    return make_point(row, plan, costs, trace_identity("few", TRACES, 1), settled, None, locks)

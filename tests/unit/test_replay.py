@@ -38,11 +38,13 @@ def test_every_field_of_the_replay_reaches_the_client():
         "random_seed": 7,
         "start_ratio_min": 0.1,
         "start_ratio_max": 0.9,
-        "idle_gap_cap_s": 5.0,
         "stop_above_error_share": 0.5,
         "workers": 3,
+        "client": "agentx-harness",
+        "warmup_requests_per_lane": 3,
+        "idle_gap_cap_s": 60.0,
     }
-    elsewhere = {"client", "client_version", "trace_set"}
+    elsewhere = {"client_version", "trace_set"}
     assert set(Replay.model_fields) == {*changed, *elsewhere}
     for name, value in changed.items():
         assert argv(**{name: value}) != argv(), name
@@ -59,6 +61,14 @@ def test_the_command():
     assert flags["--input-file"] == ("/sessions",)
     assert flags["--output-artifact-dir"] == ("/out",)
     assert flags["--extra-inputs"] == ("ignore_eos:true",)
+
+
+def test_the_command_of_the_fork():
+    """The flags are those that agentx 1.0.12 took in a replay; its `aiperf` beside it names another version."""
+    fork = argv(client="agentx-harness", warmup_requests_per_lane=10, idle_gap_cap_s=300.0)
+    assert fork[:2] == ("/env/bin/agentx", "profile")
+    own = {"--warmup-requests-per-lane": ("10",), "--trace-idle-gap-cap-seconds": ("300",)}
+    assert flags_of(fork[2:]) == {**flags_of(argv()[2:]), **own}
 
 
 def test_the_client_has_no_network():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.arms import plan
-from workflow import runs
+from workflow import images, runs
 from workflow.attempt import Attempt, Interrupted, how_it_ended
 from workflow.contract import InputError, Reason, file_sha256
 from workflow.failures import AttemptFailed, FailureClass
@@ -132,9 +132,9 @@ def test_a_runner_that_is_not_listed_is_named(tmp_path):
             runner = "cluster:there"
 
     with pytest.raises(InputError, match=r"cluster:there.*allowed: cluster:here"):
-        runs.cluster_of(Elsewhere, file)
+        images.cluster_of(Elsewhere, file)
     Elsewhere.row.runner = "cluster:here"
-    assert runs.cluster_of(Elsewhere, file).launcher == "bare"
+    assert images.cluster_of(Elsewhere, file).launcher == "bare"
 
 
 def test_saying_something_survives_a_full_disk_and_a_closed_terminal(attempt, monkeypatch):

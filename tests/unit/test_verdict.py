@@ -87,6 +87,13 @@ def test_client_summary_incomplete(attempt, how):
     assert list(reasons(attempt, duration_s=100.0)) == [Reason.CLIENT_INCOMPLETE]
 
 
+def test_the_fork_does_not_say_whether_it_is_complete_and_is_judged_by_its_count(attempt):
+    del attempt.summary["is_complete"]
+    assert reasons(attempt, duration_s=100.0) == {}
+    attempt.summary["request_count"] = {"unit": "requests", "avg": 101.0}
+    assert list(reasons(attempt, duration_s=100.0)) == [Reason.CLIENT_DISAGREES]
+
+
 def test_window_short(attempt):
     attempt.phase_s = (0.0, 80.0)
     assert reasons(attempt)[Reason.WINDOW_SHORT] == "the profiling phase lasted 80.0 s of 100 s"
