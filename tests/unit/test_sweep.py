@@ -67,7 +67,7 @@ def test_where_a_point_was_asked_for_is_not_what_it_is(demo, project, tmp_path, 
         ("configs/config.yaml", "duration_s: 30", "duration_s: 31"),
         ("configs/models.yaml", "layers: 2", "layers: 3"),
         ("configs/recipes/tiny-llamacpp.yaml", '"16384"', '"8192"'),
-        ("configs/environments/aiperf.txt", "aiohttp==", "aiohttp == 0."),
+        ("configs/environments/aiperf.txt", "aiohttp==", "aiohttp==0."),
         ("configs/environments/llamacpp.txt", "xllamacpp==2026.10.11549", "xllamacpp==2026.10.1"),
     ],
 )
