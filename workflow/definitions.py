@@ -233,7 +233,13 @@ def _definitions() -> Iterator[Definition]:
     )
     yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log")
     yield one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
-    yield one("host_memory_max_bytes", "bytes", "highest resident memory of all scraped processes", SERVER, "lower")
+    yield one(
+        "host_memory_max_bytes",
+        "bytes",
+        "highest resident memory of the engine and its sidecars at one time; without samples that of scraped processes",
+        "samples on the node, or server metrics",
+        "lower",
+    )
     yield one("startup_s", "s", "start of the first process to the first answer", "run", "lower")
     yield one(
         "traces_loaded",

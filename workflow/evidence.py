@@ -13,6 +13,7 @@ from workflow.contract import DamagedFile, Finding, InputError, Strict
 from workflow.readers import aliases
 from workflow.readers.client_log import ClientLog, read_client_log
 from workflow.readers.client_summary import ClientSummary, read_client_csv, read_client_summary, start_ns
+from workflow.readers.node_samples import resident_max_bytes
 from workflow.readers.power_samples import PowerSamples, read_power
 from workflow.readers.probes import changed_answers
 from workflow.readers.prometheus_text import read_pair
@@ -80,6 +81,8 @@ class Evidence:
     export: Scrape | None = None
     """The client's server metrics as written, a server that was scraped twice included."""
     power: PowerSamples | None = None
+    resident_max_bytes: float | None = None
+    """Most that the services had resident at once, from the samples on the node."""
     damaged: tuple[str, ...] = ()
     """Artefacts that were cut off or half written, and are used for nothing."""
     notes: list[str] = field(default_factory=list)
@@ -234,6 +237,7 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
         changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
         export=next((scrape for scrape in raw if scrape.families), None),
         power=next((read_power(path) for path in _power_files(folder, client)), None),
+        resident_max_bytes=resident_max_bytes(folder / "node.jsonl"),
         damaged=tuple(damaged),
         notes=notes,
     )

@@ -514,7 +514,9 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
     if total is None and context.pinned_bytes is not None:
         total = float(context.pinned_bytes)
     values["host_kv_capacity_bytes"] = missing(absent) if total is None else Value(value=total)
-    values["host_memory_max_bytes"] = plain("resident_bytes")
+    # A server exports what its own first process takes: of vLLM the front end, while the tier is the engine core's.
+    resident = evidence.resident_max_bytes
+    values["host_memory_max_bytes"] = plain("resident_bytes") if resident is None else Value(value=resident)
     return values
 
 

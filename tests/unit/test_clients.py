@@ -51,7 +51,8 @@ def test_a_setting_of_another_client_is_refused_with_the_way_out(locks):
     with pytest.raises(InputError) as caught:
         settled(Replay(warmup_requests_per_lane=5), locks)
     assert str(caught.value) == (
-        "replay.warmup_requests_per_lane: client aiperf has no such setting; leave it out, or replay with `client: agentx-harness`"
+        "replay.warmup_requests_per_lane: client aiperf has no such setting; leave it out, or replay with "
+        "`client: agentx-harness`"
     )
 
 

@@ -185,6 +185,17 @@ def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, say
         assert sum(says in note for note in notes) == len(notes) == expected
 
 
+def test_host_memory_is_that_of_all_processes_and_not_of_the_one_that_is_scraped(attempt):
+    attempt.gauge("process_resident_memory_bytes", 1e9, 3e9)
+    lines = [
+        '{"unix_s": 1.0, "rss_bytes": {"engine": 60, "lmcache-0": 5, "client": 900}}',
+        '{"unix_s": 2.0, "rss_bytes": {"engine": 50, "lmcache-0": 20, "client": 900}}',
+        '{"unix_s": 3.0, "rss_by',
+    ]
+    (attempt.folder / "node.jsonl").write_text("\n".join(lines))
+    assert values(attempt)["host_memory_max_bytes"].value == 70
+
+
 def test_X14_a_gauge_gives_its_maximum_and_its_name_says_so(attempt):
     attempt.gauge("vllm:kv_cache_usage_perc", 0.1, 0.9, engine="0")
     attempt.gauge("vllm:kv_cache_usage_perc", 0.2, 0.4, engine="1")

@@ -17,12 +17,13 @@ from workflow.verdict import CONTROL
 ARROWS = {"lower": "↓", "higher": "↑"}
 SHORT = {"better": "better", "worse": "worse", "no difference": "=", "not enough data": "?"}
 ROW_H = 0.15
-TITLE = "Ratio to the control by metric (bars: 95 % intervals over sessions)"
+TITLE = "Ratio to the control (95 % intervals over sessions)"
 
 
 def ratios(table: pd.DataFrame, pairs: pd.DataFrame) -> Figure:
     """Draw the ratio of each arm to the control, a panel for each group and concurrency, with the noise of repeats."""
-    known = pairs[pairs["ratio"].notna() & (pairs["against"] == CONTROL)]
+    # A ratio without an interval says nothing, and one to nearly nothing would squeeze all others together.
+    known = pairs[pairs["ratio_low"].notna() & (pairs["against"] == CONTROL)]
     if known.empty:
         return empty(table, TITLE, "No arm can be compared with a control; the verdict table says why.")
     groups = [(str(group), rows) for group, rows in known.groupby("group", sort=False)]
