@@ -210,6 +210,11 @@ SIGNATURES: tuple[Signature, ...] = (
         "the kernel killed a process for the node's or the job's memory",
     ),
     _s(
+        r"To serve at least one request with the model's max seq len .* larger than the available KV cache",
+        _C.CONFIGURATION,
+        "the longest request that is allowed does not fit into the device's KV cache; lower --max-model-len",
+    ),
+    _s(
         r"(?i)cudaErrorMemoryAllocation|CUDA out of memory|OutOfMemoryError|hipErrorOutOfMemory",
         _C.CONFIGURATION,
         "the GPU's memory is not enough for model, cache and pool as declared",
@@ -273,6 +278,8 @@ _PREFIX = re.compile(
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
 _RAISED = re.compile(r"^(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]*(?:: .*|$)")
 _ERROR = re.compile(r"\b(error|fatal|abort\w*|exception|out of memory|killed|cannot|failed)\b", re.IGNORECASE)
+# A line of Google's logging library that only informs: Mooncake's master counts its failed requests in one, all zero.
+_INFORMS = re.compile(r"I\d{4} \d\d:\d\d:\d\d")
 _HARMLESS = re.compile(r"\b(0|no|without) (errors?|failed)\b|errors?[=:] ?0\b", re.IGNORECASE)
 
 
@@ -294,7 +301,7 @@ def _causes(log: Iterable[str]) -> tuple[str | None, str | None]:
         elif inside and _RAISED.match(text):
             return text.strip(), first_error
         elif not inside and first_error is None and _ERROR.search(line) and not _HARMLESS.search(line):
-            first_error = line.strip()
+            first_error = None if _INFORMS.match(line) else line.strip()
     return None, first_error
 
 
