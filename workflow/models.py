@@ -12,6 +12,7 @@ from workflow.config import MadeModel
 from workflow.contract import Document, file_sha256, write_atomic
 
 HEAD_SIZE = 64
+CHECKPOINT = "checkpoint"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|bos|>{{ message['role'] }}\n{{ message['content'] }}<|eos|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
@@ -31,7 +32,7 @@ class ModelManifest(Document):
 
 
 def make(name: str, declared: MadeModel, corpus: Path, folder: Path) -> ModelManifest:
-    """Write `folder`/model.gguf, the tokenizer as an offline hub cache in `folder`/hf_home, and `folder`/model.json.
+    """Write `folder`/model.gguf, `folder`/checkpoint, the tokenizer as an offline hub cache, and `folder`/model.json.
 
     `corpus` is the text that the vocabulary is trained on: the one the replay client draws prompts from, so that its
     token counts and the engine's agree.
@@ -41,6 +42,7 @@ def make(name: str, declared: MadeModel, corpus: Path, folder: Path) -> ModelMan
     temporary = folder / ".model.gguf"
     parameters = write_gguf(tokenizer, name, declared, temporary)
     temporary.replace(folder / "model.gguf")
+    write_checkpoint(tokenizer, declared, folder / CHECKPOINT)
     manifest = ModelManifest(
         schema_version=ModelManifest.SCHEMA_VERSION,
         name=name,
@@ -51,6 +53,11 @@ def make(name: str, declared: MadeModel, corpus: Path, folder: Path) -> ModelMan
     )
     manifest.write(folder / "model.json")
     return manifest
+
+
+def served_from(folder: Path, framework: str) -> Path:
+    """Return what an engine loads of a made model: llama.cpp its own format, all others a checkpoint folder."""
+    return folder / ("model.gguf" if framework == "llamacpp" else CHECKPOINT)
 
 
 def train_tokenizer(corpus: Path, vocabulary_size: int) -> Tokenizer:
@@ -76,6 +83,13 @@ def write_hub_entry(tokenizer: Tokenizer, name: str, hub: Path) -> Path:
     """
     entry = hub / f"models--{name.replace('/', '--')}"
     snapshot = entry / "snapshots" / NO_REVISION
+    write_tokenizer(tokenizer, snapshot)
+    write_atomic(entry / "refs" / "main", NO_REVISION.encode())
+    return snapshot
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a tokenizer and its chat template as Hugging Face's libraries load them."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|bos|>",
@@ -85,10 +99,34 @@ def write_hub_entry(tokenizer: Tokenizer, name: str, hub: Path) -> Path:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    write_atomic(snapshot / "tokenizer.json", tokenizer.to_str().encode())
-    write_atomic(snapshot / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
-    write_atomic(entry / "refs" / "main", NO_REVISION.encode())
-    return snapshot
+    write_atomic(folder / "tokenizer.json", tokenizer.to_str().encode())
+    write_atomic(folder / "tokenizer_config.json", json.dumps(settings, indent=1).encode())
+
+
+def write_checkpoint(tokenizer: Tokenizer, declared: MadeModel, folder: Path) -> None:
+    """Write what an engine needs that makes up the weights itself (vLLM's `--load-format dummy`): all but weights."""
+    vocabulary = tokenizer.get_vocab()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": declared.hidden_size,
+        "intermediate_size": 2 * declared.hidden_size,
+        "num_hidden_layers": declared.layers,
+        "num_attention_heads": declared.hidden_size // HEAD_SIZE,
+        "num_key_value_heads": declared.kv_heads,
+        "head_dim": HEAD_SIZE,
+        "max_position_embeddings": declared.context_tokens,
+        "vocab_size": len(vocabulary),
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "bos_token_id": vocabulary["<|bos|>"],
+        "eos_token_id": vocabulary["<|eos|>"],
+    }
+    write_atomic(folder / "config.json", json.dumps(config, indent=1).encode())
+    write_tokenizer(tokenizer, folder)
 
 
 def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path) -> int:
