@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo gallery bundle test test-slurm lint unit end-to-end lock schema clean
+.PHONY: help demo demo-vllm gallery bundle test test-slurm lint unit end-to-end lock schema clean
 
 help:
 	@echo 'make demo        run the demo sweep and print its comparison'
+	@echo "make demo-vllm   the same with vLLM's CPU build, LMCache and Mooncake: 5 to 10 GB, a quarter of an hour"
 	@echo 'make test        lint and run all tests but those on Slurm'
 	@echo 'make test-slurm  install Slurm with apt if it is not there, and run the tests on a real one-node cluster'
 	@echo 'make gallery     redraw all figures and reports of the committed example into results/gallery/'
@@ -36,15 +37,28 @@ $(VENV)/test: requirements-dev.lock | $(VENV)/run
 	$(environment)
 
 # flock: whoever holds it is the only demo here, so a lock that a killed Snakemake left behind can be removed.
-demo: $(VENV)/run
+define sweep
 	@flock --nonblock --close $(VENV)/demo.lock $(SHELL) -c '\
 	  { [ -z "$$(ls -A .snakemake/locks 2>/dev/null)" ] || $(BIN)/snakemake --unlock --quiet all; } && \
-	  $(BIN)/snakemake --cores all --rerun-incomplete --quiet host reason rules && \
+	  $(BIN)/snakemake --cores all --rerun-incomplete --quiet host reason rules $(1) && \
 	  { [ results/snakemake-report.html -nt results/summary.md ] || \
-	    $(BIN)/snakemake --report results/snakemake-report.html --quiet all; }' \
+	    $(BIN)/snakemake --report results/snakemake-report.html --quiet all $(1); }' \
 	  || { [ $$? -ne 1 ] || echo 'The demo did not finish, or another one is running here.' >&2; exit 1; }
 	@cat results/summary.md
 	@echo; echo 'Figures: results/figures/   Report: results/report.html   Table: results/metrics.csv'
+endef
+
+demo: $(VENV)/run
+	$(call sweep)
+
+# uv looks for PyTorch's wheel without CUDA where PyTorch publishes it, or in the folder that UV_FIND_LINKS names.
+ifndef UV_FIND_LINKS
+demo-vllm: export UV_TORCH_BACKEND ?= cpu
+endif
+demo-vllm: $(VENV)/run
+	@PATH="$$PATH:/usr/sbin:/sbin" ldconfig -p | grep -q 'libibverbs\.so\.1' || \
+	  { echo 'Mooncake needs libibverbs; on Debian and Ubuntu: apt-get install libibverbs1' >&2; exit 1; }
+	$(call sweep,--keep-going --configfile configs/demo-vllm/config.yaml)
 
 gallery: $(VENV)/run
 	$(BIN)/python -m tests.examples.gallery results/gallery

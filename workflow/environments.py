@@ -40,8 +40,8 @@ def pins(lock: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, line in enumerate(lock.read_text().splitlines(), 1):
         text = line.split("#", 1)[0].strip()
-        if not text:
-            continue
+        if not text or text.startswith("./"):
+            continue  # a folder beside the lock has its version inside
         match = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", text)
         if match is None:
             raise InputError(f"found {text!r}", file=lock, line=number, allowed="name==version")
@@ -93,6 +93,8 @@ def prepare(lock: Path, folder: Path) -> Environment:
     `# python: SPEC` says which interpreters it was resolved for. Raises InputError with the end of the installer's
     message if it fails.
     """
+    # Programs of an environment name its Python by path: by a path through a link they would end with the link.
+    folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Its scripts name the path that it was made at, and a link to the folder may be gone before the folder is.
@@ -100,9 +102,11 @@ def prepare(lock: Path, folder: Path) -> Environment:
     uv = str(Path(sys.executable).parent / "uv")
     _run([uv, "venv", "--quiet", "--python", _python_wanted(lock), str(folder)], lock)
     python = str(folder / "bin" / "python")
-    # Compiled here, once: nodes that start together would each compile the same modules, for seconds at every start.
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", python, "-r", str(lock)]
-    _run(install, lock)
+    # Exactly the lock's lines: what it leaves out on purpose, a wheel that breaks the engine, must not come back as a
+    # dependency. Compiled here, once: nodes that start together would each compile the same modules, at every start.
+    # A line may name a folder beside the lock.
+    install = [uv, "pip", "sync", "--quiet", "--compile-bytecode", "--python", python, lock.name]
+    _run(install, lock, lock.parent)
     listed = _run([uv, "pip", "list", "--quiet", "--python", python, "--format", "json"], lock)
     environment = Environment(
         schema_version=Environment.SCHEMA_VERSION,
@@ -123,8 +127,8 @@ def _python_wanted(lock: Path) -> str:
     return match[1].strip()
 
 
-def _run(argv: list[str], lock: Path) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+def _run(argv: list[str], lock: Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
         raise InputError(f"`{' '.join(argv)}` failed:\n{tail}", file=lock, do="mend the cause and run again")

@@ -1,7 +1,6 @@
 """Models with random weights that the workflow makes itself, in seconds: a GGUF file or a shape, and a tokenizer."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from workflow.config import MadeModel, ShapedModel
 from workflow.contract import Document, file_sha256, write_atomic
 
 HEAD_SIZE = 64
+CHECKPOINT = "checkpoint"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|bos|>{{ message['role'] }}\n{{ message['content'] }}<|eos|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|bos|>assistant\n{% endif %}"
@@ -39,30 +39,31 @@ def make(name: str, declared: MadeModel | ShapedModel, corpus: Path, folder: Pat
     token counts and the engine's agree.
     """
     tokenizer = train_tokenizer(corpus, declared.vocabulary_size)
-    served = served_path(folder, declared.model_dump(mode="json"))
+    weights = folder / "model.gguf"
     if isinstance(declared, ShapedModel):
         pad_vocabulary(tokenizer, declared.vocabulary_size)
-        parameters = write_checkpoint_shape(tokenizer, declared, served)
+        parameters = write_checkpoint(tokenizer, declared, folder / CHECKPOINT)
     else:
         temporary = folder / ".model.gguf"
         parameters = write_gguf(tokenizer, name, declared, temporary)
-        temporary.replace(served)
+        temporary.replace(weights)
+        write_checkpoint(tokenizer, shape_of(declared, tokenizer), folder / CHECKPOINT)
     snapshot = write_hub_entry(tokenizer, name, folder / "hf_home" / "hub")
     manifest = ModelManifest(
         schema_version=ModelManifest.SCHEMA_VERSION,
         name=name,
         declaration=declared.model_dump(mode="json"),
         parameters=parameters,
-        gguf_sha256=None if isinstance(declared, ShapedModel) else file_sha256(served),
+        gguf_sha256=None if isinstance(declared, ShapedModel) else file_sha256(weights),
         tokenizer_sha256=file_sha256(snapshot / "tokenizer.json"),
     )
     manifest.write(folder / "model.json")
     return manifest
 
 
-def served_path(folder: Path, declaration: Mapping[str, Any]) -> Path:
-    """Return what the engine loads of a made model: a GGUF file, or a checkpoint's folder without weights."""
-    return folder / ("checkpoint" if declaration.get("kind") == "shape" else "model.gguf")
+def served_from(folder: Path, framework: str) -> Path:
+    """Return what an engine loads of a made model: llama.cpp its own format, all others a checkpoint folder."""
+    return folder / ("model.gguf" if framework == "llamacpp" else CHECKPOINT)
 
 
 def train_tokenizer(corpus: Path, vocabulary_size: int) -> Tokenizer:
@@ -114,7 +115,22 @@ def pad_vocabulary(tokenizer: Tokenizer, size: int) -> None:
     tokenizer.add_tokens([f"<|unused-{number}|>" for number in range(missing)])
 
 
-def write_checkpoint_shape(tokenizer: Tokenizer, declared: ShapedModel, folder: Path) -> int:
+def shape_of(declared: MadeModel, tokenizer: Tokenizer) -> ShapedModel:
+    """Return the shape of a model that is written as GGUF too, for engines that draw the weights themselves."""
+    return ShapedModel(
+        kind="shape",
+        vocabulary_size=tokenizer.get_vocab_size(),
+        hidden_size=declared.hidden_size,
+        intermediate_size=2 * declared.hidden_size,
+        layers=declared.layers,
+        heads=declared.hidden_size // HEAD_SIZE,
+        kv_heads=declared.kv_heads,
+        head_size=HEAD_SIZE,
+        context_tokens=declared.context_tokens,
+    )
+
+
+def write_checkpoint(tokenizer: Tokenizer, declared: ShapedModel, folder: Path) -> int:
     """Write a llama's checkpoint without its weights and return how many parameters it has."""
     special = {name: tokenizer.token_to_id(f"<|{name}|>") for name in ("bos", "eos", "pad")}
     ids = {f"{name}_token_id": number for name, number in special.items()}

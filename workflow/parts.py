@@ -92,8 +92,8 @@ def _model(point: Point, results: Path, model_paths: Mapping[str, str]) -> tuple
             raise AttemptFailed(
                 FailureClass.CONFIGURATION, f"{folder} holds a model of another declaration; make it again"
             )
-        served = models.served_path(folder, point.made_model)
-        return {"model": served.resolve()}, point.row.model, (folder / "hf_home").resolve()
+        path = models.served_from(folder, point.row.framework).resolve()
+        return {"model": path}, point.row.model, (folder / "hf_home").resolve()
     wanted = {"model": point.row.model, **point.plan.wants}
     unknown = sorted({what for what in wanted.values() if what not in model_paths})
     if unknown:

@@ -126,6 +126,12 @@ def make_point(
         # (allocators, compiled kernels, page cache), so the two are never pooled, compared or taken for each other.
         setting["server"] = "shared"
     used = {replay.client, *(service.environment for service in plan.services if service.environment)}
+    if unknown := sorted(used - locks.keys()):
+        raise InputError(
+            f"no lock file {unknown[0]}.txt, so nobody knows how to make the environment of {planned.origin}",
+            key=f"environments of recipe {plan.recipe}",
+            allowed=", ".join(sorted(locks)),
+        )
     environments = {name: locks[name] for name in sorted(used)}
     identity = {"row": identity_row, "plan": plan_identity(plan), "environments": environments, **setting}
     # The first repeat is the point itself: asking for repeats later must not buy it again.

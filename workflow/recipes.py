@@ -85,6 +85,9 @@ class Recipe(Strict):
     """What backends need to know about the KV cache; the fields of CacheFacts."""
     backends: dict[str, dict[str, Any]] = {}
     """Option block -> options for this model; the backend that reads the block checks them."""
+    environments: dict[str, Name] = {}
+    """Backend -> prepared environment that its services run in, `configs/environments/<name>.txt`; `none` is the
+    control. A backend that is not here is served from an image, or from what the node has installed."""
     wants: dict[str, str] = {}
     """Path placeholder -> what the node has to hold there, beside the checkpoint."""
     client_env: dict[str, str] = {}

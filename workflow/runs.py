@@ -138,7 +138,10 @@ def replay_sessions(attempt: Attempt) -> tuple[tuple[str, ...], int, tuple[Findi
     log = attempt.log_of("client")
     env = {**plan.client_env, **replay.environment_variables(paths)}
     power = watch.start_power_samples(attempt)
-    client = attempt.start("client", Command(argv, env))
+    try:
+        client = attempt.start("client", Command(argv, env))
+    except OSError as error:
+        raise AttemptFailed(FailureClass.CONFIGURATION, f"the replay client cannot be started: {error}") from None
     limit_s = settings.warmup_grace_s + settings.duration_s + settings.grace_s + SUMMARY_S
     sampler = watch.Sampler(attempt, client, paths.artefacts / replay.RECORDS)
     try:

@@ -176,6 +176,11 @@ def _probe_model(attempt: Attempt) -> None:
         )
 
 
+def _is(found: str | None, declared: str) -> bool:
+    """Tell whether a version is the declared one; a build's own label, `0.32.0+cpu`, counts only if it is declared."""
+    return found is not None and declared in (found, found.partition("+")[0])
+
+
 def versions_of(attempt: Attempt) -> dict[str, str | None]:
     """Read the versions in use back from the logs; raises AttemptFailed where a declared one does not serve."""
     found: dict[str, str | None] = {}
@@ -186,7 +191,7 @@ def versions_of(attempt: Attempt) -> dict[str, str | None]:
             matches = (match for line in itertools.islice(log, 20_000) if (match := pattern.search(line)))
             match = next(matches, None)
         found[probe.component] = match["version"] if match else None
-        if probe.declared is not None and found[probe.component] != probe.declared:
+        if probe.declared is not None and not _is(found[probe.component], probe.declared):
             raise AttemptFailed(
                 FailureClass.VERSION_MISMATCH,
                 f"{probe.component} {found[probe.component] or '?'} serves, {probe.declared} is declared",

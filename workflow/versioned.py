@@ -35,6 +35,9 @@ def main(arguments: list[str]) -> None:
         name, _, alternatives = item.partition("=")
         print(f"version of {name} is {installed((alternatives or name).split(','))}", flush=True)
     command = arguments[split + 1 :]
+    # An environment is called by the path of its Python; its other programs are beside it, and not on the PATH.
+    beside = os.path.dirname(sys.executable)  # noqa: PTH120 - the link itself: what it points to is another Python
+    os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))
     try:
         os.execvp(command[0], command)  # noqa: S606 - this process becomes the command; no shell
     except OSError as error:

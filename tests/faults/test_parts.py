@@ -20,6 +20,16 @@ def test_another_version_of_the_client_is_installed(bench):
     assert f"{name} 9.9 is installed, the point declares" in failure.message
 
 
+def test_a_client_that_cannot_be_started(bench):
+    """A script whose interpreter is gone is there, and the system says `No such file`."""
+    script = bench.environments / bench.point.environments[bench.point.replay.client] / "bin/aiperf"
+    script.write_text("#!/nowhere/python\n")
+    assert bench.run() == 1
+    failure = bench.failure()
+    assert failure.failure_class == FailureClass.CONFIGURATION
+    assert "the replay client cannot be started" in failure.message
+
+
 def test_sessions_that_changed_since_they_were_prepared(bench):
     (bench.results / "traces" / bench.point.trace.key / "sessions/one.json").write_text('{"other": 1}')
     failure = refused(bench)

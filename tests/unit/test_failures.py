@@ -86,6 +86,12 @@ def test_unknown_faults_keep_what_the_attempt_saw(tmp_path):
     assert seen.first_cause == "something new went wrong: error 77"
 
 
+def test_a_line_that_only_informs_is_no_cause(tmp_path):
+    line = "I1201 10:05:37.102624  3710 master_admin_service.cpp:301] Metrics: Evict failed=0, Batch (killed=0)\n"
+    services, client = logs(tmp_path, master=line + "E1201 10:06:00.1 37 x.cpp:1] cannot bind\n", engine="fine\n")
+    assert diagnose(C.SIDECAR_DIED, services, client).first_cause == "E1201 10:06:00.1 37 x.cpp:1] cannot bind"
+
+
 def test_missing_logs_say_nothing(tmp_path):
     seen = diagnose(C.UNKNOWN, [tmp_path / "engine.log"], tmp_path / "client.log")
     assert (seen.failure_class, seen.first_cause) == (C.UNKNOWN, None)
@@ -130,6 +136,11 @@ CASES = {
     "D dataset build": ("Timed out waiting for Configure Profiling after 900 s", C.OUT_OF_TIME),
     "D whiteout": ("enroot-aufs2ovlfs: failed to remove aufs whiteout", C.IMAGE_PULL),
     "D parallel import": ("enroot: [ERROR] File already exists: /images/x.sqsh", C.IMAGE_PULL),
+    "a longest request above the cache": (
+        "ValueError: To serve at least one request with the model's max seq len (8192), (0.02 GiB KV cache is needed, "
+        "which is larger than the available KV cache memory (0.01 GiB).",
+        C.CONFIGURATION,
+    ),
     "a library that is missing": ("ImportError: libibverbs.so.1: cannot open shared object", C.CONFIGURATION),
     "a port that is taken": ("OSError: [Errno 98] Address already in use", C.NODE_UNFIT),
     "a GPU that is lost": ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", C.NODE_UNFIT),

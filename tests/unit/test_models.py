@@ -2,11 +2,12 @@
 
 import json
 
+import gguf
 import pytest
 from tokenizers import Tokenizer
 
 from workflow import models
-from workflow.config import Models, ShapedModel
+from workflow.config import MadeModel, Models, ShapedModel
 from workflow.contract import InputError
 from workflow.yamlfile import parse, validate
 
@@ -32,7 +33,7 @@ def made(tmp_path_factory):
 
 def test_a_shape_is_a_checkpoint_without_weights(made):
     folder, manifest = made
-    served = models.served_path(folder / "model", SHAPE.model_dump(mode="json"))
+    served = models.served_from(folder / "model", "vllm")
     assert served == folder / "model/checkpoint"
     config = json.loads((served / "config.json").read_text())
     assert (config["num_key_value_heads"], config["head_dim"], config["num_hidden_layers"]) == (8, 128, 32)
@@ -59,3 +60,46 @@ def test_a_declaration_without_kind_is_still_a_gguf_model(tmp_path):
     assert "kind" not in declared.model_dump(), "points that were measured with it must keep their ids"
     with pytest.raises(InputError, match=r"models\.a\.heads.*missing key|models\.a.*heads"):
         validate(Models, parse(b"models: {a: {kind: shape, vocabulary_size: 512}}", tmp_path), tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ one model, two formats
+DECLARED = MadeModel(vocabulary_size=512, hidden_size=128, layers=3, kv_heads=1, context_tokens=4096, seed=1)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "corpus.txt").write_text(" ".join(f"word{number * 7919}" for number in range(3000)))
+    models.make("some/model", DECLARED, folder / "corpus.txt", folder)
+    return folder
+
+
+def test_engines_are_given_what_they_load(both):
+    assert models.served_from(both, "llamacpp").is_file()
+    assert (models.served_from(both, "vllm") / "config.json").is_file()
+    assert models.served_from(both, "vllm") == models.served_from(both, "sglang")
+
+
+def test_the_checkpoint_is_the_model_of_the_gguf_without_its_weights(both):
+    config = json.loads((models.served_from(both, "vllm") / "config.json").read_text())
+    fields = gguf.GGUFReader(models.served_from(both, "llamacpp")).fields
+    for key, field in {
+        "hidden_size": "llama.embedding_length",
+        "num_hidden_layers": "llama.block_count",
+        "intermediate_size": "llama.feed_forward_length",
+        "num_attention_heads": "llama.attention.head_count",
+        "num_key_value_heads": "llama.attention.head_count_kv",
+        "head_dim": "llama.rope.dimension_count",
+        "vocab_size": "llama.vocab_size",
+        "max_position_embeddings": "llama.context_length",
+        "rope_theta": "llama.rope.freq_base",
+        "bos_token_id": "tokenizer.ggml.bos_token_id",
+        "eos_token_id": "tokenizer.ggml.eos_token_id",
+    }.items():
+        assert config[key] == fields[field].contents(), key
+
+
+def test_engine_and_client_have_one_tokenizer(both):
+    (snapshot,) = both.glob("hf_home/hub/models--some--model/snapshots/*")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (snapshot / name).read_bytes() == (models.served_from(both, "vllm") / name).read_bytes()

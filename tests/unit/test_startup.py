@@ -62,6 +62,14 @@ def test_the_version_that_serves_is_read_back(tmp_path):
     assert versions(tmp_path, "x\n", None) == {"vllm": None}
 
 
+def test_the_label_of_a_build_counts_only_if_it_is_declared(tmp_path):
+    assert versions(tmp_path, "version 1.2+cpu\n", "1.2") == {"vllm": "1.2+cpu"}
+    assert versions(tmp_path, "version 1.2+cpu\n", "1.2+cpu") == {"vllm": "1.2+cpu"}
+    for log in ("version 1.2\n", "version 1.2+cu130\n", "version 1.2.1+cpu\n"):
+        with pytest.raises(AttemptFailed):
+            versions(tmp_path, log, "1.2+cpu")
+
+
 @pytest.mark.parametrize(("log", "says"), [("version 1.3\n", "1.3 serves, 1.2"), ("x\n", r"\? serves, 1.2")])
 def test_another_version_is_not_measured(tmp_path, log, says):
     with pytest.raises(AttemptFailed, match=says) as failed:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -21,6 +22,19 @@ def test_it_prints_installed_versions_and_becomes_the_command(project):
         "served",
     ]
     assert done.returncode == 0
+
+
+def test_the_command_is_the_one_of_its_own_python_although_that_is_not_on_the_path(project, tmp_path):
+    """An environment is called by path, and `vllm` of another one, or none, would be found on the PATH."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    for folder in ("env/bin", "elsewhere"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "engine").write_text(f"#!/bin/sh\necho {folder}\n")
+        (tmp_path / folder / "engine").chmod(0o755)
+    command = [str(tmp_path / "env/bin/python3"), str(project / SCRIPT), "--", "engine"]
+    path = f"{tmp_path / 'elsewhere'}:{os.environ['PATH']}"
+    done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout == "env/bin\n"
 
 
 def test_the_commands_exit_status_is_the_services(project):

@@ -117,7 +117,8 @@ class Lmcache:
             *("--chunk-size", str(chunk), *workers),
             # IsolatedLRU kills the eviction thread at the first watermark: L1 fills and every store is skipped.
             *("--eviction-policy", "LRU", "--eviction-trigger-watermark", "0.85", "--eviction-ratio", "0.10"),
-            *("--supported-transfer-mode", "lmcache_driven"),
+            # Without a GPU the engine's worker has no handler for what the server would drive, and hangs at its start.
+            *("--supported-transfer-mode", "auto" if situation.vendor == "none" else "lmcache_driven"),
             # The default changed between versions; linear state needs groups of its own, others must not have them.
             "--separate-object-groups" if situation.cache.linear_state else "--no-separate-object-groups",
         )

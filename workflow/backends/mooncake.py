@@ -28,7 +28,7 @@ class Options(Strict):
     """What a recipe may set; shared by the store inside vLLM and by the store below HiCache."""
 
     protocol: Literal["rdma", "tcp"] | None = None
-    """Null: rdma on NVIDIA, tcp on AMD."""
+    """Null: rdma on NVIDIA, else tcp."""
     device: str = ""
     """RDMA devices, comma-separated; empty: all. On rail-isolated nodes two different devices cannot reach each other
     even inside one node, and a fixed one that is down looks like a store that hangs: name one that is ACTIVE."""
@@ -85,7 +85,7 @@ class Mooncake:
 
 def protocol(situation: Situation, options: Options) -> str:
     """Return the transport of the store."""
-    return options.protocol or ("tcp" if situation.vendor == "amd" else "rdma")
+    return options.protocol or ("rdma" if situation.vendor == "nvidia" else "tcp")
 
 
 def segment_bytes(situation: Situation, options: Options) -> int:
@@ -147,9 +147,9 @@ def master(options: Options) -> Service:
 
 
 def packages(situation: Situation) -> tuple[str, ...]:
-    """Return the wheel that client and master come from; there is none for ROCm."""
+    """Return the wheel that client and master come from; on ROCm it holds no transport for GPU memory."""
     version = _version(situation)
-    name = _WHEELS[2] if situation.vendor == "amd" else _WHEELS[0]
+    name = _WHEELS[0] if situation.vendor == "nvidia" else _WHEELS[2]
     return (f"{name}=={version}" if version else name,)
 
 
