@@ -97,8 +97,6 @@ def prepare(lock: Path, folder: Path) -> Environment:
     folder = folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Its scripts name the path that it was made at, and a link to the folder may be gone before the folder is.
-    folder = folder.parent.resolve() / folder.name
     uv = str(Path(sys.executable).parent / "uv")
     _run([uv, "venv", "--quiet", "--python", _python_wanted(lock), str(folder)], lock)
     python = str(folder / "bin" / "python")
