@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm gallery bundle test test-slurm lint unit end-to-end lock schema clean
+.PHONY: help demo demo-vllm gallery bundle test test-slurm lint unit end-to-end faults lock schema clean
 
 help:
 	@echo 'make demo        run the demo sweep and print its comparison'
@@ -80,13 +80,22 @@ lint: $(VENV)/test
 	$(BIN)/snakemake --lint
 
 unit: $(VENV)/test
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit tests/parity tests/benchmarks
 
 end-to-end: $(VENV)/test
 	$(BIN)/python -m pytest tests/end_to_end
 
-test: lint
-	$(BIN)/python -m pytest tests --ignore tests/slurm
+faults: $(VENV)/test
+	$(BIN)/python -m pytest tests/faults
+
+test: lint unit end-to-end faults
+
+ifneq (,$(filter test,$(MAKECMDGOALS)))
+# With --jobs: the cheap ones first, and the faults alone, since others would trip over what they break.
+unit: | lint
+test-slurm: | unit
+faults: | unit end-to-end $(filter test-slurm,$(MAKECMDGOALS))
+endif
 
 test-slurm: $(VENV)/test
 	@PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || tests/slurm/cluster.sh install

@@ -354,7 +354,11 @@ def summary(table: pd.DataFrame, pairs: pd.DataFrame, explanations: pd.DataFrame
     unusable = table[table["status"] != "ok"]
     if len(unusable):
         lines += ["", "## Not usable", ""]
-        lines += [f"* `{row['point']}`: {row['status']}: {row['reasons']}" for _, row in unusable.iterrows()]
+        # What nobody has measured yet is one fact; a line for each of hundreds would hide those that failed.
+        missing = unusable["status"] == "missing"
+        lines += [f"* `{row['point']}`: {row['status']}: {row['reasons']}" for _, row in unusable[~missing].iterrows()]
+        if missing.any():
+            lines.append(f"* {missing.sum()} points are not measured yet; `results/plan.tsv` lists them.")
     return "\n".join(lines) + "\n"
 
 

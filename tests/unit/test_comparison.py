@@ -210,7 +210,9 @@ def test_the_summary_names_every_pair_and_every_unusable_point():
         assert (f"* Concurrency {pair['concurrency']}: {names}: " in text) == (pair["against"] != "none")
     for point in points:
         listed = f"* `{point.id}`" in text
-        assert listed == (table[table["point"] == point.id].iloc[0]["status"] != "ok")
+        assert listed == (table[table["point"] == point.id].iloc[0]["status"] in ("invalid", "failed"))
+    missing = int((table["status"] == "missing").sum())
+    assert (f"* {missing} points are not measured yet" in text) == (missing > 0)
 
 
 def test_the_headline_says_a_loss_as_plainly_as_a_win():
