@@ -82,7 +82,9 @@ class Bench:
 
     @property
     def attempts(self) -> list[Path]:
-        return sorted(path for path in self.out.iterdir() if path.is_dir())
+        # Not by name: two attempts in one second are told apart by their process ids, which may go either way.
+        folders = [path for path in self.out.iterdir() if path.is_dir()]
+        return sorted(folders, key=lambda path: min(file.stat().st_mtime_ns for file in (path, *path.iterdir())))
 
     def log(self, name: str) -> str:
         """Return a log of the last attempt; empty where a service has not been started yet."""

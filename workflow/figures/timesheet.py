@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import AutoLocator, EngFormatter
 
 from workflow.figures.panels import GREY
 from workflow.style import LINE_COLOURS, new_figure
@@ -49,7 +49,7 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
     # the time.
     height = 1.05 * len(strips) + 1.0
     figure = new_figure(8.2, height, fitted=False)
-    panels = figure.subplots(len(strips), 1, squeeze=False, sharex=True)[:, 0]
+    panels = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.115, right=0.85, bottom=0.62 / height, top=1 - 0.45 / height, hspace=0.14)
     # A slice stands for its whole length, so its value is drawn in its middle.
     middle = frame["start_s"] + frame["length_s"] / 2
@@ -68,8 +68,7 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
         axes.tick_params(labelsize=7)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
         _phases(axes, frame, named=axes is panels[0])
-    panels[-1].set_xlabel("seconds since the profiling phase began")
-    panels[-1].set_xlim(float(frame["start_s"].min()), float((frame["start_s"] + frame["length_s"]).max()))
+        _time_axis(axes, frame, last=axes is panels[-1])
     figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, y=1 - 0.1 / height, ha="left", va="top")
     figure.text(0.01, 0.06 / height, _footer(frame, strips), fontsize=7, color=GREY, ha="left", va="bottom")
     return figure
@@ -77,6 +76,20 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
 
 def _known(strip: Strip, frame: pd.DataFrame) -> list[tuple[str, str]]:
     return [(column, label) for column, label in strip.lines if frame[column].notna().any()]
+
+
+def _time_axis(axes: Axes, frame: pd.DataFrame, *, last: bool) -> None:
+    low, high = float(frame["start_s"].min()), float((frame["start_s"] + frame["length_s"]).max())
+    axes.set_xlim(low, high)
+    ticks = [tick for tick in AutoLocator().tick_values(low, high) if low <= tick <= high]
+    axes.vlines(ticks, 0, 1, color="#E5E5E5", linewidth=0.8, zorder=0.5, transform=axes.get_xaxis_transform())
+    if last:
+        axes.set_xticks(ticks)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("seconds since the profiling phase began")
+    else:
+        # An axis without labels still makes, places and draws each of its ticks: half of the time of a sheet.
+        axes.xaxis.set_visible(False)
 
 
 def _phases(axes: Axes, frame: pd.DataFrame, *, named: bool) -> None:
