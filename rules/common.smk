@@ -146,6 +146,7 @@ def print_file(path):
         print(Path(path).read_text())
 
 
+@cache
 def wanted_points():
     """Return the points whose runs are asked for: all that preflight lets through, or with partial=true the measured."""
     if SWEEP.config.partial:
@@ -154,6 +155,7 @@ def wanted_points():
     return [point for point in SWEEP.points if point not in doomed]
 
 
+@cache
 def due_points():
     """Return the points that may be measured: those without a run, and those that the command line names.
 

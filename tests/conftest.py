@@ -1,6 +1,8 @@
 """Fixtures that several tests use."""
 
+import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared reference data is not beside this checkout")
     return folder
+
+
+def put_on_path(folder: Path, programs: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write Bash programs, name -> text, to a new folder that is searched before all others."""
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -54,18 +54,18 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def environment_with(wanted: Iterable[str], locks: Mapping[str, Path], origin: str) -> str:
+def environment_with(wanted: Iterable[str], locks: Mapping[Path, Mapping[str, str]], origin: str) -> str:
     """Return the first environment that pins all that is wanted, each `name==version` or a bare name.
 
-    Raises InputError that says for each environment what it lacks; `origin` is who asks.
+    `locks` holds what each lock pins, read once for all that ask. Raises InputError that says for each environment
+    what it lacks; `origin` is who asks.
     """
     lacking = {}
-    for name, lock in locks.items():
-        have = pins(lock)
-        lacking[name] = [want for want in wanted if not _pinned(want, have)]
-        if not lacking[name]:
-            return name
-    listed = "; ".join(f"{locks[name]} lacks {', '.join(some)}" for name, some in lacking.items())
+    for lock, have in locks.items():
+        lacking[lock] = [want for want in wanted if not _pinned(want, have)]
+        if not lacking[lock]:
+            return lock.stem
+    listed = "; ".join(f"{lock} lacks {', '.join(some)}" for lock, some in lacking.items())
     raise InputError(
         f"no environment holds what {origin} declares: {listed}",
         do="declare a version that one of them pins, or add a lock and name it under the cluster's environments",

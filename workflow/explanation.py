@@ -44,24 +44,23 @@ def explain(table: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     keys = ["group", "concurrency", "arm"]
     good = table[table["status"] == "ok"]
     means = good.groupby(keys)[[name for name in good.select_dtypes("number") if name not in keys]].mean()
+    notes = {key: _distinct(some) for key, some in good.groupby(keys)["notes"]}
     for key, verdicts in pairs.groupby(["group", "concurrency", "arm", "against"], sort=False):
         group, concurrency, arm, against = key
         said = [("verdict", headline(verdicts))]
         if not set(verdicts["verdict"]) <= set(REFUSED):
             place: list[Any] = [(group, concurrency, name) for name in (arm, against)]
             ours, theirs = (means.loc[one] for one in place)
-            noted, known = (_notes(good, one) for one in place)
+            noted, known = (notes[one] for one in place)
             both = Both(str(arm), str(against), ours, theirs, verdicts, tuple(n for n in noted if n not in known))
             said += [(topic, text) for topic, tell in TOPICS for text in tell(both)]
         rows += [dict(zip(COLUMNS, (*key, topic, text), strict=True)) for topic, text in said]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _notes(good: pd.DataFrame, place: tuple[str, int, str]) -> list[str]:
+def _distinct(notes: pd.Series) -> list[str]:
     """Return the notes of an arm's points, each once."""
-    group, concurrency, arm = place
-    points = good[(good["group"] == group) & (good["concurrency"] == concurrency) & (good["arm"] == arm)]
-    return list(dict.fromkeys(note for notes in points["notes"].dropna() for note in notes.splitlines()))
+    return list(dict.fromkeys(note for text in notes.dropna() for note in text.splitlines()))
 
 
 # ---------------------------------------------------------------------------------------------------- the topics

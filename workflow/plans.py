@@ -19,7 +19,7 @@ from workflow.engines import ENGINES, Engine
 from workflow.engines.routers import ROUTERS, Router
 from workflow.matrix import Component, Master, PlannedRow, Row, Runners, load_master, load_runners, plan_rows
 from workflow.recipes import Recipe, Rendered, load_recipes, recipe_for, render
-from workflow.serving import Arm, Costs, ServePlan, Service, Situation, flags_of, lowered, without_flags
+from workflow.serving import Arm, Costs, ServePlan, Situation, flags_of, lowered, without_flags
 from workflow.shell import as_shell
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -58,17 +58,13 @@ def plan_for(
     file = engine.config_file(config) if config else None
     component = row.router if router else None
 
-    def placed(one: Service) -> Service:
-        """Put a service into the environment that the recipe names for this arm, unless it brings its own."""
-        return one.model_copy(update={"environment": one.environment or recipe.environments.get(name)})
-
     plan = ServePlan(
         recipe=recipe.recipe,
         backend=name,
         served_model_name=row.model,
-        engine=placed(service.model_copy(update={"unset": unset})),
-        sidecars=tuple(placed(one) for one in arm.services),
-        router=placed(router.service(row)) if router else None,
+        engine=service.model_copy(update={"unset": unset}),
+        sidecars=arm.services,
+        router=router.service(row) if router else None,
         pinned_bytes=arm.pinned_bytes,
         proofs=arm.proofs,
         versions=(
@@ -88,7 +84,8 @@ def plan_for(
         blocked_by=(*rendered.blocked_by, *arm.blocked_by),
         empties=_empties(engine.empties(service.argv), arm.empties),
     )
-    return plan, recipe.costs
+    environment = recipe.environments.get(name)
+    return (plan.in_environment(environment) if environment else plan), recipe.costs
 
 
 def _empties(device: tuple[str, ...] | None, tier: tuple[str, ...] | None) -> tuple[str, ...] | None:

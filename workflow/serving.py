@@ -7,7 +7,7 @@ same on every node and can be hashed into the identity of a point.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -170,6 +170,20 @@ class ServePlan(Strict):
     def services(self) -> tuple[Service, ...]:
         """Return all services in the order they are started."""
         return (*self.sidecars, self.engine, *((self.router,) if self.router else ()))
+
+    def in_environment(self, name: str) -> Self:
+        """Return the plan with its services in a prepared environment, but for those that bring their own."""
+
+        def placed(one: Service) -> Service:
+            return one if one.environment else one.model_copy(update={"environment": name})
+
+        return self.model_copy(
+            update={
+                "engine": placed(self.engine),
+                "sidecars": tuple(placed(one) for one in self.sidecars),
+                "router": placed(self.router) if self.router else None,
+            }
+        )
 
     @property
     def api_port(self) -> str:

@@ -10,7 +10,7 @@ from workflow.allocation import check_time_limits
 from workflow.clients import settled
 from workflow.config import AnyModel, Cluster, Clusters, Config, Models, TraceSets
 from workflow.contract import InputError, write_atomic
-from workflow.environments import environment_key, environment_with
+from workflow.environments import environment_key, environment_with, pins
 from workflow.images import image_key
 from workflow.lint import PlanFinding
 from workflow.matrix import NotRunnable, PlannedRow, Row, load_runners, plan_matrix
@@ -19,7 +19,7 @@ from workflow.plans import backend_name, check_arm, plan_for
 from workflow.points import Point, by_id, interleaved, make_point, plan_tsv, row_group, trace_identity
 from workflow.preflight import PreflightFinding, preflight
 from workflow.recipes import load_recipes
-from workflow.serving import ServePlan, Service
+from workflow.serving import ServePlan
 from workflow.sharing import check_emptied
 from workflow.traces import GENERATOR
 
@@ -86,13 +86,20 @@ def plan_sweep(config: Config) -> Sweep:
     trace, replay = trace_identity(name, traces[name], GENERATOR), settled(config.replay, locks)
     peers = _peers(matrix.rows) if config.equalize else {}
     versions = _versions(matrix.rows)
+    on_bare = {
+        name
+        for planned in matrix.rows
+        if planned.row.runner in clusters
+        for name in clusters[planned.row.runner].environments
+    }
+    held = {name: pins(locks[name]) for name in on_bare & locks.keys()}
     points = []
     for planned in matrix.rows:
         _check_runs_somewhere(planned, config, clusters, models)
         check_arm(planned)
     for planned in matrix.rows:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()) if peers else ())
-        plan = _in_environment(planned, plan, clusters[planned.row.runner], config, locks)
+        plan = _in_environment(planned, plan, clusters[planned.row.runner], config, locks, held)
         made = models.get(planned.row.model)
         points += [
             make_point(
@@ -119,9 +126,16 @@ def plan_sweep(config: Config) -> Sweep:
 
 
 def _in_environment(
-    planned: PlannedRow, plan: ServePlan, cluster: Cluster, config: Config, locks: Mapping[str, Path]
+    planned: PlannedRow,
+    plan: ServePlan,
+    cluster: Cluster,
+    config: Config,
+    locks: Mapping[str, Path],
+    held: Mapping[str, Mapping[str, str]],
 ) -> ServePlan:
     """Return a plan whose services run in a prepared environment where the cluster has those in place of images.
+
+    `held` is what the locks of such environments pin.
 
     Raises InputError: the cluster names an environment without a lock, or none of them pins what the row declares.
     """
@@ -137,19 +151,8 @@ def _in_environment(
         )
     declared = [probe.declared for probe in plan.versions if probe.component == planned.row.framework]
     engine = f"{planned.row.framework}=={declared[0]}" if declared and declared[0] else planned.row.framework
-    candidates = {name: locks[name] for name in cluster.environments}
-    name = environment_with((engine, *plan.packages), candidates, planned.origin)
-
-    def moved(service: Service) -> Service:
-        return service if service.environment else service.model_copy(update={"environment": name})
-
-    return plan.model_copy(
-        update={
-            "engine": moved(plan.engine),
-            "sidecars": tuple(moved(service) for service in plan.sidecars),
-            "router": moved(plan.router) if plan.router else None,
-        }
-    )
+    candidates = {locks[name]: held[name] for name in cluster.environments}
+    return plan.in_environment(environment_with((engine, *plan.packages), candidates, planned.origin))
 
 
 def _peers(rows: Iterable[PlannedRow]) -> dict[str, set[str]]:

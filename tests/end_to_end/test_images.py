@@ -4,10 +4,10 @@ Scripts on the PATH stand for apptainer and a registry, which not every machine 
 """
 
 import json
-import os
 
 import pytest
 
+from tests.conftest import put_on_path
 from tests.end_to_end.conftest import copy_checkout
 
 DIGEST = f"sha256:{'0a' * 32}"
@@ -23,11 +23,7 @@ TOOLS = {
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
     folder = tmp_path / "tools"
-    folder.mkdir()
-    for name, text in TOOLS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    put_on_path(folder, TOOLS, monkeypatch)
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from points import point as planned_point
 
+from tests.conftest import put_on_path
 from workflow.config import Cluster, Slurm
 from workflow.contract import InputError
 from workflow.failures import AttemptFailed, Failure, FailureClass
@@ -45,12 +46,8 @@ SCRIPTS = {
 def tools(tmp_path, monkeypatch):
     """Return the folder of the scripts and of what they were asked."""
     folder = tmp_path / "tools"
-    folder.mkdir()
-    for name, text in SCRIPTS.items():
-        (folder / name).write_text(f"#!/bin/bash\nTOOLS={folder}\n{FETCH}\n{text}\n")
-        (folder / name).chmod(0o755)
+    put_on_path(folder, {name: f"TOOLS={folder}\n{FETCH}\n{text}" for name, text in SCRIPTS.items()}, monkeypatch)
     (folder / "tag").write_text(f"{OLD}\n")
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
 

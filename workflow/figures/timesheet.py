@@ -1,6 +1,6 @@
 """One point over time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -53,6 +53,9 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
     figure.subplots_adjust(left=0.115, right=0.85, bottom=0.62 / height, top=1 - 0.45 / height, hspace=0.14)
     # A slice stands for its whole length, so its value is drawn in its middle.
     middle = frame["start_s"] + frame["length_s"] / 2
+    low, high = float(frame["start_s"].min()), float((frame["start_s"] + frame["length_s"]).max())
+    ticks = [tick for tick in AutoLocator().tick_values(low, high) if low <= tick <= high]
+    phases = list(_phases(frame))
     for strip, axes in zip(strips, panels, strict=True):
         columns = [column for column, _ in _known(strip, frame)]
         for (column, label), colour in zip(_known(strip, frame), LINE_COLOURS, strict=False):
@@ -67,8 +70,8 @@ def timesheet(title: str, frame: pd.DataFrame) -> Figure:
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.tick_params(labelsize=7)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-        _phases(axes, frame, named=axes is panels[0])
-        _time_axis(axes, frame, last=axes is panels[-1])
+        _draw_phases(axes, phases, named=axes is panels[0])
+        _time_axis(axes, low, high, ticks, last=axes is panels[-1])
     figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, y=1 - 0.1 / height, ha="left", va="top")
     figure.text(0.01, 0.06 / height, _footer(frame, strips), fontsize=7, color=GREY, ha="left", va="bottom")
     return figure
@@ -78,10 +81,8 @@ def _known(strip: Strip, frame: pd.DataFrame) -> list[tuple[str, str]]:
     return [(column, label) for column, label in strip.lines if frame[column].notna().any()]
 
 
-def _time_axis(axes: Axes, frame: pd.DataFrame, *, last: bool) -> None:
-    low, high = float(frame["start_s"].min()), float((frame["start_s"] + frame["length_s"]).max())
+def _time_axis(axes: Axes, low: float, high: float, ticks: Sequence[float], *, last: bool) -> None:
     axes.set_xlim(low, high)
-    ticks = [tick for tick in AutoLocator().tick_values(low, high) if low <= tick <= high]
     axes.vlines(ticks, 0, 1, color="#E5E5E5", linewidth=0.8, zorder=0.5, transform=axes.get_xaxis_transform())
     if last:
         axes.set_xticks(ticks)
@@ -92,13 +93,17 @@ def _time_axis(axes: Axes, frame: pd.DataFrame, *, last: bool) -> None:
         axes.xaxis.set_visible(False)
 
 
-def _phases(axes: Axes, frame: pd.DataFrame, *, named: bool) -> None:
-    for phase, colour in PHASES.items():
+def _phases(frame: pd.DataFrame) -> Iterator[tuple[str, float, float]]:
+    """Yield (phase, start, end in seconds) of those in PHASES."""
+    for phase in PHASES:
         rows = frame[frame["phase"] == phase]
-        if rows.empty:
-            continue
-        start, end = rows["start_s"].min(), (rows["start_s"] + rows["length_s"]).max()
-        axes.axvspan(start, end, color=colour, lw=0, zorder=0)
+        if len(rows):
+            yield phase, rows["start_s"].min(), (rows["start_s"] + rows["length_s"]).max()
+
+
+def _draw_phases(axes: Axes, phases: Iterable[tuple[str, float, float]], *, named: bool) -> None:
+    for phase, start, end in phases:
+        axes.axvspan(start, end, color=PHASES[phase], lw=0, zorder=0)
         if named:
             axes.text((start + end) / 2, 1.02, phase, ha="center", va="bottom", size=7, color=GREY,
                       transform=axes.get_xaxis_transform())  # fmt: skip
