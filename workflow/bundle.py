@@ -25,7 +25,7 @@ from pydantic import Field
 from workflow import yamlfile
 from workflow.config import load_config
 from workflow.contract import Document, InputError, Strict, digest, file_sha256, write_atomic
-from workflow.environments import normalised, pins
+from workflow.environments import normalised, pins, wheel_folders
 from workflow.parts import prepare_model, prepare_traces
 from workflow.points import Point
 from workflow.replay import CORPUS
@@ -129,10 +129,11 @@ def locks_of(points: Iterable[Point], sweep: Sweep) -> dict[str, Path]:
 
 
 # --------------------------------------------------------------------------------------------------- the wheels
-def download(carried: Mapping[str, str], node: Node, folder: Path) -> dict[str, Path]:
+def download(carried: Mapping[str, str], node: Node, folder: Path, own: Iterable[Path] = ()) -> dict[str, Path]:
     """Download the wheels of some pins for the node into `folder`, unless they are there; return name -> wheel.
 
-    Raises InputError with the end of pip's message, also for a distribution that has no wheel for the node.
+    `own` are folders with wheels that no index has. Raises InputError with the end of pip's message, also for a
+    distribution that has no wheel for the node.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {name: version for name, version in carried.items() if _wheel_of(name, version, folder) is None}
@@ -143,6 +144,7 @@ def download(carried: Mapping[str, str], node: Node, folder: Path) -> dict[str, 
         argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
         argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python.rpartition(".")[0]]
         argv += [word for name in platforms for word in ("--platform", name)]
+        argv += [word for place in own for word in ("--find-links", str(place))]
         argv += ["--dest", str(folder), *(f"{name}=={version}" for name, version in wanted.items())]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -300,7 +302,7 @@ def make(
     for name, lock in locks_of(points, sweep).items():
         carried, left = split_lock(lock, node)
         say(f"{name}: {len(carried)} packages are carried, {len(left)} are the node's")
-        downloaded[name] = download(carried, node, work / "downloads")
+        downloaded[name] = download(carried, node, work / "downloads", wheel_folders(lock))
         trimmed = {owner: patterns for owner, patterns in node.trim.items() if owner in carried}
         for owner, wheel in downloaded[name].items():
             chosen[wheel.name] = (wheel, trimmed.get(owner, ()))

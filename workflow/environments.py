@@ -10,6 +10,9 @@ from pathlib import Path
 
 from workflow.contract import Document, InputError, digest
 
+FIND_LINKS = re.compile(r"--find-links (\S+)")
+"""A line of a lock that names a folder of wheels, as pip and uv read it."""
+
 
 class Environment(Document):
     """What a prepared environment holds. Its file is written last: without it the folder is not an environment."""
@@ -40,13 +43,19 @@ def pins(lock: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, line in enumerate(lock.read_text().splitlines(), 1):
         text = line.split("#", 1)[0].strip()
-        if not text or text.startswith("./"):
+        if not text or text.startswith("./") or FIND_LINKS.match(text):
             continue  # a folder beside the lock has its version inside
         match = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", text)
         if match is None:
             raise InputError(f"found {text!r}", file=lock, line=number, allowed="name==version")
         found[normalised(match[1])] = match[2]
     return found
+
+
+def wheel_folders(lock: Path) -> list[Path]:
+    """Return the folders of wheels of one's own that a lock names, as `--find-links FOLDER` lines beside it."""
+    found = (FIND_LINKS.match(line) for line in lock.read_text().splitlines())
+    return [lock.parent / match[1] for match in found if match]
 
 
 def normalised(name: str) -> str:

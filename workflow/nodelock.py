@@ -15,7 +15,7 @@ from pathlib import Path
 from workflow import yamlfile
 from workflow.bundle import Node
 from workflow.contract import InputError, write_atomic
-from workflow.environments import normalised
+from workflow.environments import FIND_LINKS, normalised
 
 
 def overrides(wanted: Path, node: Node) -> list[str]:
@@ -43,16 +43,18 @@ def lock(wanted: Path, node: Node) -> str:
         given.write("\n".join(overrides(wanted, node)) + "\n")
         given.flush()
         argv = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
-        argv += ["--python-version", minor, "--python-platform", platform, "--override", given.name, str(wanted)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        argv += ["--python-version", minor, "--python-platform", platform, "--override", given.name, wanted.name]
+        # A folder of wheels is named as seen from the file.
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=wanted.parent)
     if done.returncode:
         raise InputError(f"uv finds no solution:\n{done.stderr.strip()[-1500:]}", file=wanted)
     pinned = [line.split(";")[0].strip() for line in done.stdout.splitlines() if "==" in line]
+    folders = [match[0] for line in wanted.read_text().splitlines() if (match := FIND_LINKS.match(line))]
     head = [
         f"# Made from {wanted.name} by `python -m workflow.nodelock`; what the node has is pinned too.",
         f"# python: =={minor}.*",
     ]
-    return "\n".join([*head, *pinned]) + "\n"
+    return "\n".join([*head, *folders, *pinned]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

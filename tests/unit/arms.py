@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from workflow import yamlfile
 from workflow.changelog import Entry, LoggedEntry
@@ -118,6 +119,16 @@ def planned(key: str, backend: str = "none", version: str | None = None, *, dp_a
     return with_backend(row, backend, version, BUDGETS_GB[key])
 
 
-def plan(key: str, backend: str = "none", version: str | None = None, *, dp_attn: bool = False) -> ServePlan:
-    """Return its plan by the committed recipes."""
-    return plan_for(planned(key, backend, version, dp_attn=dp_attn), recipes())[0]
+def plan(
+    key: str,
+    backend: str = "none",
+    version: str | None = None,
+    *,
+    dp_attn: bool = False,
+    options: dict[str, dict[str, Any]] | None = None,
+) -> ServePlan:
+    """Return its plan by the committed recipes, with other options of backends where some are given."""
+    known = recipes()
+    if options is not None:
+        known = tuple((path, recipe.model_copy(update={"backends": options})) for path, recipe in known)
+    return plan_for(planned(key, backend, version, dp_attn=dp_attn), known)[0]

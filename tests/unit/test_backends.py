@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.arms import BUDGETS_GB, plan, planned
 from workflow.backends import BACKENDS, combinations
+from workflow.contract import InputError
 from workflow.serving import GB, GIB, CacheFacts, Situation, flags_of
 
 # Every combination on a row that it fits: (key, backend).
@@ -191,6 +192,28 @@ def test_mooncake_states_bytes_a_lease_and_a_master_that_answers():
     assert server_flags(found, "mooncake-master")["--default_kv_lease_ttl"] == ("60000",)
     assert found.sidecars[0].probe.path == "/metrics"
     assert found.engine.env["MOONCAKE_CONFIG_PATH"] == "<path:mooncake-config>"
+
+
+def test_mooncakes_copies_are_tuned_by_options_and_not_by_variables_in_a_recipe():
+    tuned = {"cross_layer_blocks": True, "pinned": True, "tcp_io_threads": 8, "tcp_lanes": 16, "protocol": "tcp"}
+    plain, found = (
+        plan("minimaxm3-h100-vllm", "mooncake", "0.3.14", options=some) for some in ({}, {"mooncake": tuned})
+    )
+    segment = str(json.loads(found.files[0].text)["global_segment_size"])
+    added = {name: value for name, value in found.engine.env.items() if name not in plain.engine.env}
+    assert added == {
+        "MC_STORE_PIN_MEMORY_MAX_BYTES": segment,
+        "MC_NUM_TCP_IO_THREADS": "8",
+        "MC_TCP_LANES_PER_PEER": "16",
+        "MC_TCP_BIND_ADDRESS": "127.0.0.1",
+    }
+    assert '"enable_cross_layers_blocks": true' in " ".join(found.engine.argv)
+    assert "enable_cross_layers_blocks" not in " ".join(plain.engine.argv)
+
+
+def test_what_vllms_connector_alone_can_do_is_refused_below_hicache():
+    with pytest.raises(InputError, match=r"backends.hicache-mooncake.pinned"):
+        plan("qwen3.5-h100-sglang", "mooncake", "0.3.11.post1", options={"mooncake": {"pinned": True}})
 
 
 def test_mooncake_on_amd_goes_over_tcp_and_does_not_claim_to_run():

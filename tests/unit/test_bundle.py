@@ -16,7 +16,7 @@ import pytest
 from workflow import bundle as bundles
 from workflow import unbundle as installer
 from workflow import yamlfile
-from workflow.bundle import Bundle, Content, Node, compress, cut, make, repack, split_lock
+from workflow.bundle import Bundle, Content, Node, compress, cut, download, make, repack, split_lock
 from workflow.config import load_config
 from workflow.contract import InputError, file_sha256
 from workflow.environments import Environment
@@ -81,6 +81,17 @@ def bundle_of(checkout, part_bytes=20_000, **change):
 
 
 # ------------------------------------------------------------------------------------------------ what is carried
+def test_a_wheel_that_no_index_has_is_carried_from_the_folder_that_the_lock_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    own = tmp_path / "wheels"
+    own.mkdir()
+    write_wheel(own, "greeting", "1.2+fixed", {})
+    found = download({"greeting": "1.2+fixed"}, node(), tmp_path / "downloads", [own])
+    assert [wheel.name for wheel in found.values()] == ["greeting-1.2+fixed-py3-none-any.whl"]
+    with pytest.raises(InputError, match=r"pip cannot download 1 wheels"):
+        download({"greeting": "1.2+other"}, node(), tmp_path / "downloads", [own])
+
+
 def test_what_the_node_has_in_this_very_version_is_left_to_it(tmp_path):
     lock = tmp_path / "engine.txt"
     lock.write_text(

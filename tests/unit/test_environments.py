@@ -6,10 +6,11 @@ import zipfile
 
 import pytest
 
+from tests.unit.test_bundle import write_wheel
 from workflow.bundle import Node
 from workflow.config import Cluster, load_config
 from workflow.contract import InputError
-from workflow.environments import Environment, environment_key, environment_with, pins, prepare
+from workflow.environments import Environment, environment_key, environment_with, pins, prepare, wheel_folders
 from workflow.nodelock import overrides
 from workflow.plans import differences
 from workflow.sweep import plan_sweep
@@ -56,7 +57,8 @@ def h200(project, monkeypatch):
 
 def test_the_h200_example_plans_every_arm_at_three_concurrencies(h200):
     cells = {(point.arm, point.concurrency) for point in h200.points.values()}
-    arms = {"none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "lmcache-0.5.2", "lmcache-0.5.6", "mooncake"}
+    arms = {"none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "mooncake"}
+    arms |= {"lmcache-0.5.2", "lmcache-0.5.2+stored.once"}
     assert cells == {(arm, concurrency) for arm in arms for concurrency in (4, 8, 16)}
     assert len({point.group for point in h200.points.values()}) == 1
     assert not h200.doomed, h200.preflight
@@ -66,18 +68,18 @@ def test_the_h200_example_plans_every_arm_at_three_concurrencies(h200):
 def test_each_arm_of_the_h200_example_runs_where_its_versions_are_pinned(h200):
     for point in h200.points.values():
         environments = {service.environment for service in point.plan.services}
-        new = point.arm == "lmcache-0.5.6"
-        assert environments == {"vllm-0.25.1-lmcache-0.5.6" if new else "vllm-0.25.1"}
+        new = point.arm == "lmcache-0.5.2+stored.once"
+        assert environments == {"vllm-0.25.1-lmcache-stored-once" if new else "vllm-0.25.1"}
         assert environments | {"aiperf"} == point.environments.keys()
         assert [probe.declared for probe in point.plan.versions if probe.component == "vllm"] == ["0.25.1"]
 
 
 def test_two_versions_of_a_backend_are_two_arms_and_the_environment_is_a_printed_difference(h200):
     by_arm = {point.arm: point for point in h200.points.values() if point.concurrency == 8}
-    old, new = by_arm["lmcache-0.5.2"], by_arm["lmcache-0.5.6"]
+    old, new = by_arm["lmcache-0.5.2"], by_arm["lmcache-0.5.2+stored.once"]
     assert old.curve != new.curve, "pooled as repeats, their mean would be of neither"
     found = [str(one) for one in differences(old.plan, new.plan)]
-    assert "+ engine environment: vllm-0.25.1-lmcache-0.5.6" in found
+    assert "+ engine environment: vllm-0.25.1-lmcache-stored-once" in found
     assert not [one for one in found if one.startswith(("~ engine argv", "+ engine argv"))]
 
 
@@ -85,7 +87,7 @@ def test_a_second_version_does_not_buy_the_first_again(project, h200, tmp_path, 
     shutil.copytree(project / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("images"))
     monkeypatch.chdir(tmp_path)
     master = tmp_path / "docs/examples/h200/configs/master.yaml"
-    lines = [line for line in master.read_text().splitlines() if "0.5.6" not in line]
+    lines = [line for line in master.read_text().splitlines() if "stored.once" not in line]
     master.write_text("\n".join(lines) + "\n")
     alone = plan_sweep(load_config([tmp_path / "docs/examples/h200/configs/config.yaml"], {}))
     assert {point.arm for point in alone.points.values()} >= {"lmcache", "none"}
@@ -98,6 +100,26 @@ def test_a_cluster_that_names_an_environment_without_a_lock_is_refused(project, 
     (tmp_path / "docs/examples/h200/configs/environments/vllm-0.25.1.txt").unlink()
     with pytest.raises(InputError, match=r"clusters.yaml: clusters.cluster:h200-single.environments: no lock of env"):
         plan_sweep(load_config([tmp_path / "docs/examples/h200/configs/config.yaml"], {}))
+
+
+# ---------------------------------------------------------------------------------------------- wheels of one's own
+def test_a_lock_may_name_folders_of_wheels_beside_it(tmp_path):
+    lock = tmp_path / "engine.txt"
+    lock.write_text("# python: ==3.12.*\n--find-links wheels\nlmcache==0.5.2+stored.once\n")
+    assert pins(lock) == {"lmcache": "0.5.2+stored.once"}
+    assert wheel_folders(lock) == [tmp_path / "wheels"]
+    lock.write_text("--index-url elsewhere\nlmcache==0.5.2\n")
+    with pytest.raises(InputError, match=r"engine.txt:1: found '--index-url elsewhere'; allowed: name==version"):
+        pins(lock)
+
+
+def test_a_wheel_that_no_index_has_is_installed_from_the_folder_that_the_lock_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    (tmp_path / "wheels").mkdir()
+    write_wheel(tmp_path / "wheels", "greeting", "1.2+fixed", {})
+    lock = tmp_path / "own.txt"
+    lock.write_text("# python: >=3.11\n--find-links wheels\ngreeting==1.2+fixed\n")
+    assert prepare(lock, tmp_path / "made").packages == {"greeting": "1.2+fixed"}
 
 
 # ------------------------------------------------------------------------------------------------ locks for a node
@@ -128,7 +150,7 @@ def test_a_directive_that_does_nothing_is_refused(tmp_path, line, says):
 
 def test_the_locks_of_the_h200_example_hold_what_their_sources_ask_for(project):
     for source in sorted((project / "docs/examples/h200/configs/environments").glob("*.in")):
-        asked = [line for line in source.read_text().splitlines() if line and not line.startswith("#")]
+        asked = [line for line in source.read_text().splitlines() if line and not line.startswith(("#", "--"))]
         have = pins(source.with_suffix(".txt"))
         for line in asked:
             name, _, version = line.partition("==")

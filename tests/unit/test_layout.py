@@ -37,7 +37,7 @@ CHAIN = (
     {"replay", "processes", "endpoints"},
     {"parts", "lease", "leftovers"},
     {"bundle"},
-    {"nodelock"},
+    {"nodelock", "patch_wheel"},
     {"attempt"},
     {"startup", "integrity"},
     {"watch"},

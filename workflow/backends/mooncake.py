@@ -39,8 +39,22 @@ class Options(Strict):
     local_buffer_gib: int = 4
     segment_gib: int | None = None
     """Null: what the budget leaves after the buffers."""
-    async_lookup: bool = False
     gid_index: int | None = None
+    tcp_io_threads: int | None = None
+    """Threads that move all blocks over TCP. Null: one."""
+    tcp_lanes: int | None = None
+    """TCP connections between two processes, at most 16. Null: four."""
+
+
+class ConnectorOptions(Options):
+    """What a recipe may set for the store inside vLLM."""
+
+    async_lookup: bool = False
+    cross_layer_blocks: bool = False
+    """Lay the KV cache out so that a block of all layers is one piece of memory, where model and attention allow it.
+    Otherwise a block is copied layer by layer, in pieces of some 64 KiB."""
+    pinned: bool = False
+    """Pin the segment: CUDA copies from and to pinned memory faster."""
 
 
 class Mooncake:
@@ -51,9 +65,13 @@ class Mooncake:
 
     def arm(self, situation: Situation) -> Arm:
         """Return the arm: segments and transfer buffers of all ranks together fit the budget."""
-        options = parse_options(Options, situation, self.name)
+        options = parse_options(ConnectorOptions, situation, self.name)
         segment = segment_bytes(situation, options)
-        extra = {"load_async": True, **({"lookup_async": True} if options.async_lookup else {})}
+        extra = {
+            "load_async": True,
+            **({"lookup_async": True} if options.async_lookup else {}),
+            **({"enable_cross_layers_blocks": True} if options.cross_layer_blocks else {}),
+        }
         mounted = Proof(
             name="segment-size",
             service="engine",
@@ -69,6 +87,7 @@ class Mooncake:
                 "MOONCAKE_CONFIG_PATH": "<path:mooncake-config>",
                 "VLLM_MOONCAKE_LOAD_RECV_THREADS": "4",
                 **transport_env(situation, options),
+                **({"MC_STORE_PIN_MEMORY_MAX_BYTES": str(segment)} if options.pinned else {}),
             },
             forbidden_env=(SIMPLE_SWITCH,),
             files=(store_config(segment, situation, options),),
@@ -125,6 +144,10 @@ def transport_env(situation: Situation, options: Options) -> Env:
         env["WITH_NVIDIA_PEERMEM"] = "0"
     if protocol(situation, options) == "tcp":
         env["MC_TCP_BIND_ADDRESS"] = "127.0.0.1"
+    if options.tcp_io_threads is not None:
+        env["MC_NUM_TCP_IO_THREADS"] = str(options.tcp_io_threads)
+    if options.tcp_lanes is not None:
+        env["MC_TCP_LANES_PER_PEER"] = str(options.tcp_lanes)
     if options.gid_index is not None:
         env["MC_GID_INDEX"] = str(options.gid_index)
     return env
