@@ -27,6 +27,16 @@ def fetch(url: str, timeout_s: float = 10.0) -> bytes | None:
         return None
 
 
+def tell(url: str, timeout_s: float = 60.0) -> str | None:
+    """POST nothing to a URL and return a text that says what went wrong, None if nothing did; the answer is left."""
+    request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})  # noqa: S310 - our own server
+    try:
+        with _OPENER.open(request, timeout=timeout_s):
+            return None
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def ask(url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
     """Return the JSON that a URL answers, or a text that says what went wrong; `body` makes it a POST."""
     data = None if body is None else json.dumps(body).encode()

@@ -19,7 +19,7 @@ from workflow.engines import ENGINES, Engine
 from workflow.engines.routers import ROUTERS, Router
 from workflow.matrix import Component, Master, PlannedRow, Row, Runners, load_master, load_runners, plan_rows
 from workflow.recipes import Recipe, Rendered, load_recipes, recipe_for, render
-from workflow.serving import Arm, Costs, ServePlan, Situation, flags_of, lowered, without_flags
+from workflow.serving import Arm, Costs, Emptying, ServePlan, Situation, flags_of, lowered, without_flags
 from workflow.shell import as_shell
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -88,8 +88,8 @@ def plan_for(
     return (plan.in_environment(environment) if environment else plan), recipe.costs
 
 
-def _empties(device: tuple[str, ...] | None, tier: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return None if device is None or tier is None else (*tier, *device)
+def _empties(device: Emptying | None, tier: Emptying | None) -> Emptying | None:
+    return None if device is None or tier is None else tier.then(device)
 
 
 def check_arm(planned: PlannedRow) -> None:

@@ -97,6 +97,25 @@ class CacheFacts(Strict):
     """Host memory that serving the model takes out of the budget: checkpoint pages, weights offloaded to the host."""
 
 
+class Emptying(Strict):
+    """How caches are emptied short of a restart."""
+
+    posts: tuple[tuple[str, str], ...] = ()
+    """(port placeholder, path) of the HTTP endpoints that are told to, in this order."""
+    folders: tuple[str, ...] = ()
+    """Scratch folders whose files are removed after that."""
+    env: Env = {}
+    """Variables without which the engine cannot be told."""
+
+    def then(self, other: "Emptying") -> "Emptying":
+        """Return both, this one first."""
+        return Emptying(
+            posts=(*self.posts, *other.posts),
+            folders=(*self.folders, *other.folders),
+            env={**self.env, **other.env},
+        )
+
+
 class Arm(Strict):
     """What one backend changes in a serve command, and nothing else may."""
 
@@ -125,8 +144,8 @@ class Arm(Strict):
     versions: tuple[VersionProbe, ...] = ()
     notes: tuple[str, ...] = ()
     """Choices worth printing beside a result: a derate, a mode."""
-    empties: tuple[str, ...] | None = None
-    """HTTP paths of the engine that empty the tier, () if there is none; None: nothing empties it but a restart."""
+    empties: Emptying | None = None
+    """How the tier is emptied beside what the engine itself does; None: nothing empties it but a restart."""
 
 
 class ServePlan(Strict):
@@ -162,14 +181,20 @@ class ServePlan(Strict):
     """Header the router hashes; the client must send one value per session, or every turn misses its rank's cache."""
     blocked_by: tuple[Blocker, ...] = ()
     """Not empty: the plan is complete, but it is known not to run; it must not be started."""
-    empties: tuple[str, ...] | None = None
-    """HTTP paths, POST on the engine's port, after which it holds no KV cache in any tier; None: nothing but a restart
-    does that, so its server is never shared by points."""
+    empties: Emptying | None = None
+    """After it no tier holds any KV cache; None: nothing but a restart does that, so points never share this server."""
 
     @property
     def services(self) -> tuple[Service, ...]:
         """Return all services in the order they are started."""
         return (*self.sidecars, self.engine, *((self.router,) if self.router else ()))
+
+    def shareable(self) -> Self:
+        """Return the plan with an engine that can be told to empty its caches, where it has such a way."""
+        if self.empties is None:
+            return self
+        engine = self.engine.model_copy(update={"env": {**self.engine.env, **self.empties.env}})
+        return self.model_copy(update={"engine": engine})
 
     def in_environment(self, name: str) -> Self:
         """Return the plan with its services in a prepared environment, but for those that bring their own."""

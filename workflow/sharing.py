@@ -43,7 +43,7 @@ def check_emptied(points: Iterable[Point]) -> None:
         f"found true, but nothing is known to empty every cache of {listed} and to prove it short of a restart, so "
         "one point would be served from what another left behind",
         key="share_server",
-        allowed="true for none on llamacpp, false for all others",
+        allowed="true for arms that docs/shared-server.md lists as shared, false for all others",
         do="set share_server to false, or choose entries without these arms",
     )
 

@@ -100,6 +100,8 @@ def plan_sweep(config: Config) -> Sweep:
     for planned in matrix.rows:
         plan, costs = plan_for(planned, recipes, peers.get(row_group(planned.row), ()) if peers else ())
         plan = _in_environment(planned, plan, clusters[planned.row.runner], config, locks, held)
+        if config.share_server:
+            plan = plan.shareable()
         made = models.get(planned.row.model)
         points += [
             make_point(

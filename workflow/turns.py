@@ -41,8 +41,13 @@ from workflow.runs import (
     remove_left_behind,
     served,
 )
+from workflow.serving import Emptying
 from workflow.sharing import FOLDER, Turns, turns_file
 
+EMPTYING_TRIES = 5
+"""An engine leaves its caches as they are, and answers 200, while a copy to a tier is still under way."""
+SETTLE_S = 1.0
+"""Pause before each."""
 COLD_SHARE = 0.05
 """Largest cached share of a probe prompt on a cold server: the chat template's first tokens are the same in each."""
 HOT_SHARE = 0.5
@@ -73,11 +78,11 @@ class Shared:
 
 
 # ------------------------------------------------------------------------------------------------------ the cold
-def make_cold(attempt: Attempt) -> str:
+def make_cold(attempt: Attempt, scratch: Path) -> str:
     """Empty the server's caches, prove that they are empty, and return what showed it; raises AttemptFailed.
 
     The proof can fail: the prompts are first seen to be cached, then asked again, newest first, since a cache that was
-    left alone has at least kept the newest.
+    left alone has at least kept the newest. `scratch` holds the folders that the services write to.
     """
     texts = tuple(reversed(integrity.prompts()))
     hot = [_cached_shares(attempt, (text, text))[1] for text in reversed(texts)]
@@ -87,23 +92,30 @@ def make_cold(attempt: Attempt) -> str:
             f"the server reports {min(hot):.0%} of a prompt as cached that it was asked a moment ago, so it cannot be "
             "shown to be cold for the next point",
         )
-    _empty(attempt)
-    cold = _cached_shares(attempt, texts)
-    if max(cold) > COLD_SHARE:
+    for _ in range(EMPTYING_TRIES):
+        _empty(attempt, scratch)
+        cold = _cached_shares(attempt, texts)
+        if max(cold) <= COLD_SHARE:
+            break
+    else:
         raise AttemptFailed(
             FailureClass.ENGINE_NOT_READY,
-            f"the server still has {max(cold):.0%} of a prompt cached after it was told to empty its caches",
+            f"the server still has {max(cold):.0%} of a prompt cached after it was told {EMPTYING_TRIES} times "
+            "to empty its caches",
         )
-    _empty(attempt)  # of the proof itself
+    _empty(attempt, scratch)  # of the proof itself
     return f"at least {min(hot):.0%} of each probe prompt was cached before emptying, at most {max(cold):.0%} after it"
 
 
-def _empty(attempt: Attempt) -> None:
-    port = attempt.point.plan.engine.probe.port
-    for path in attempt.point.plan.empties or ():
-        answer = endpoints.ask(attempt.url(port, path), {})
-        if isinstance(answer, str):
-            raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {answer}")
+def _empty(attempt: Attempt, scratch: Path) -> None:
+    emptying = attempt.point.plan.empties or Emptying()
+    time.sleep(SETTLE_S)
+    for port, path in emptying.posts:
+        if (wrong := endpoints.tell(attempt.url(port, path))) is not None:
+            raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {wrong}")
+    for name in emptying.folders:
+        for file in (path for path in (scratch / name).rglob("*") if path.is_file()):
+            file.unlink(missing_ok=True)
 
 
 def _cached_shares(attempt: Attempt, texts: tuple[str, ...]) -> list[float]:
@@ -136,7 +148,7 @@ def take_turn(attempt: Attempt, shared: Shared, allocation: str) -> Run:
         attempt.check_alive()
         if shared.points_before:
             with attempt.phase("empty"):
-                cold = make_cold(attempt)
+                cold = make_cold(attempt, host.folder / "scratch")
             begins = {name: host.log_of(name).stat().st_size for name in shared.fresh}
         attempt.probe_spans = {name: [(shared.fresh[name], begin)] for name, begin in begins.items()}
         with blame_memory():

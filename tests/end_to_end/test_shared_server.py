@@ -11,6 +11,7 @@ from tests.end_to_end.conftest import CONFIG, Checkout, copy_checkout, end, runn
 from workflow.failures import Failure
 from workflow.points import Point
 from workflow.runs import Run
+from workflow.serving import Emptying
 from workflow.sharing import Turns, turns_file
 
 
@@ -125,7 +126,7 @@ def test_a_server_that_stays_warm_measures_no_second_point(checkout, project):
     checkout.snakemake("--dry-run", "--config", "masters=[ram.yaml]", "share_server=false")
     points = [Point.read(path) for path in sorted(checkout.results.glob("points/*llamacpp-ram*.json"))]
     assert [point.concurrency for point in points] == [2, 3]
-    slots = tuple(f"/slots/{slot}?action=erase" for slot in (0, 1))
+    slots = Emptying(posts=tuple(("engine", f"/slots/{slot}?action=erase") for slot in (0, 1)))
     for point in points:
         plan = point.plan.model_copy(update={"empties": slots})
         point.model_copy(update={"plan": plan}).write(checkout.results / "points" / f"{point.id}.json")
@@ -141,4 +142,4 @@ def test_a_server_that_stays_warm_measures_no_second_point(checkout, project):
     assert not (checkout.results / "runs" / points[1].id / "run.json").exists()
     (record,) = [Failure.read(path) for path in checkout.results.glob(f"failures/{points[1].id}.*.json")]
     assert record.failure_class.value == "engine_not_ready"
-    assert "of a prompt cached after it was told to empty its caches" in record.message
+    assert "of a prompt cached after it was told 5 times to empty its caches" in record.message

@@ -269,3 +269,29 @@ def test_an_arm_is_a_pure_function_of_its_situation(name, backend):
     key = next(key for key, arm in ARMS if (planned(key).row.framework, arm) == name)
     situation = Situation(row=planned(key, name[1]).row, cache=CacheFacts(block_tokens=(16,)), options={})
     assert backend.arm(situation) == backend.arm(situation)
+
+
+@pytest.mark.parametrize(
+    ("backend", "posts", "folders"),
+    [
+        ("none", [], ()),
+        ("vllm-native", [], ()),
+        ("vllm-simple", [], ()),
+        ("mooncake", [], ()),
+        ("lmcache", [("lmcache-0-http", "/cache/clear")], ()),
+        ("vllm-tiering-fs", [], ("kv-tier",)),
+    ],
+)
+def test_a_vllm_arm_says_how_it_is_emptied_and_is_told_so_only_where_servers_are_shared(backend, posts, folders):
+    found = plan("minimaxm3-h100-vllm", backend)
+    assert found.empties.posts == (*posts, ("engine", "/reset_prefix_cache?reset_external=true"))
+    assert found.empties.folders == folders
+    assert set(folders) <= set(found.scratch)
+    assert "VLLM_SERVER_DEV_MODE" not in found.engine.env
+    assert found.shareable().engine.env == {**found.engine.env, "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def test_no_emptying_is_claimed_where_it_would_not_reach_everything():
+    assert plan("dsv4-b200-vllm", dp_attn=True).empties is None, "the proof's prompts reach one rank of several"
+    assert plan("minimaxm3-h100-vllm", "lmcache-v1").empties is None
+    assert plan("qwen3.5-h100-sglang", "hicache").empties is None

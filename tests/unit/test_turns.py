@@ -12,6 +12,7 @@ from workflow.attempt import Interrupted
 from workflow.config import Cluster
 from workflow.failures import AttemptFailed, Failure, FailureClass
 from workflow.lease import live_lease
+from workflow.serving import Emptying
 from workflow.turns import Allocation, Outcome, make_cold, measure_all
 
 IDS = ("p", "q", "r")
@@ -109,19 +110,48 @@ def test_a_signal_is_told_at_every_point_that_was_not_measured(bench):
     [
         pytest.param([100, 0, 0], "was asked a moment ago", id="a server that reports no hit proves nothing"),
         pytest.param([None], "does not say how much", id="a server that reports nothing proves nothing"),
-        pytest.param([0, 100] * 4 + [90], "still has 90%", id="a server that was not emptied"),
+        pytest.param([0, 100] * 4 + [90] * 99, "still has 90%", id="a server that was not emptied"),
     ],
 )
-def test_a_server_is_not_taken_for_cold(monkeypatch, asked, says):
+def test_a_server_is_not_taken_for_cold(monkeypatch, tmp_path, asked, says):
     answers = iter(asked)
 
     def ask_one(_attempt, _prompt):
         return SimpleNamespace(cached_tokens=next(answers, 0), prompt_tokens=100)
 
     monkeypatch.setattr(turns.integrity, "ask_one", ask_one)
-    attempt = SimpleNamespace(point=SimpleNamespace(plan=SimpleNamespace(empties=(), engine=ENGINE)))
     with pytest.raises(AttemptFailed, match=says):
-        make_cold(attempt)
+        make_cold(attempt_emptied_by(Emptying()), tmp_path)
 
 
-ENGINE = SimpleNamespace(probe=SimpleNamespace(port="engine"))
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(turns, "SETTLE_S", 0.0)
+
+
+def attempt_emptied_by(emptying):
+    plan = SimpleNamespace(empties=emptying)
+    return SimpleNamespace(point=SimpleNamespace(plan=plan), url=lambda port, path: f"{port}{path}")
+
+
+def test_a_server_that_was_busy_when_it_was_told_is_told_again(monkeypatch, tmp_path):
+    told, answers = [], iter([0, 100] * 4 + [100] * 4)
+    monkeypatch.setattr(turns.endpoints, "tell", told.append)
+    monkeypatch.setattr(
+        turns.integrity, "ask_one", lambda *_: SimpleNamespace(cached_tokens=next(answers, 0), prompt_tokens=100)
+    )
+    emptying = Emptying(posts=(("lmcache-0-http", "/cache/clear"), ("engine", "/reset")), folders=("kv-tier",))
+    kept = tmp_path / "kv-tier/a/b"
+    kept.mkdir(parents=True)
+    (kept / "block").write_bytes(b"1")
+    assert make_cold(attempt_emptied_by(emptying), tmp_path).endswith("at most 0% after it")
+    assert told == ["lmcache-0-http/cache/clear", "engine/reset"] * 3, "twice until it is cold, once after the proof"
+    assert kept.is_dir()
+    assert not list(kept.iterdir())
+
+
+def test_a_server_that_refuses_to_be_emptied_is_not_shared_further(monkeypatch, tmp_path):
+    monkeypatch.setattr(turns.endpoints, "tell", lambda _url: "HTTPError: HTTP Error 404: Not Found")
+    monkeypatch.setattr(turns.integrity, "ask_one", lambda *_: SimpleNamespace(cached_tokens=100, prompt_tokens=100))
+    with pytest.raises(AttemptFailed, match=r"did not empty its caches: /reset: HTTPError: HTTP Error 404"):
+        make_cold(attempt_emptied_by(Emptying(posts=(("engine", "/reset"),))), tmp_path)

@@ -6,7 +6,7 @@ from typing import Literal
 from workflow.backends.connectors import SIMPLE_SWITCH, created, restored, transfer_config
 from workflow.contract import Strict
 from workflow.engines.launching import version_probe, versioned
-from workflow.serving import GIB, Arm, Env, Probe, Proof, Service, Situation, parse_options
+from workflow.serving import GIB, Arm, Emptying, Env, Probe, Proof, Service, Situation, parse_options
 
 # Without it vLLM's own shim is used, and that falls back in silence to a bundled class without hybrid-cache support.
 MODULE = "lmcache.integration.vllm.lmcache_mp_connector"
@@ -94,6 +94,7 @@ class Lmcache:
                 version_probe("lmcache", "engine", version),
             ),
             notes=tuple(notes),
+            empties=Emptying(posts=tuple((f"{server.name}-http", "/cache/clear") for server in servers)),
         )
 
     def _chunk(self, situation: Situation) -> int:

@@ -11,6 +11,7 @@ from workflow.serving import (
     Arm,
     Blocker,
     ConfigFile,
+    Emptying,
     Env,
     Probe,
     Proof,
@@ -99,6 +100,7 @@ class Mooncake:
             proofs=(created("MooncakeStoreConnector"), mounted, restored()),
             versions=versions(situation),
             notes=(f"transport {protocol(situation, options)}",),
+            empties=Emptying(),
         )
 
 

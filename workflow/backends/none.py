@@ -1,6 +1,6 @@
 """No offload: the control that every other arm is compared with."""
 
-from workflow.serving import Arm, Proof, Situation
+from workflow.serving import Arm, Emptying, Proof, Situation
 
 # One line an engine that shows that nothing is kept outside the device: (name, pattern, must it be seen, meaning).
 _SIGNS: dict[str, tuple[tuple[str, str, bool, str], ...]] = {
@@ -32,7 +32,7 @@ class NoOffload:
             for name, pattern, expected, says in _SIGNS[framework]
         )
         if framework == "llamacpp":
-            return Arm(backend=self.name, argv=("--cache-ram", "0"), proofs=proofs, empties=())
+            return Arm(backend=self.name, argv=("--cache-ram", "0"), proofs=proofs, empties=Emptying())
         if framework == "vllm":
             forbidden = ("--kv-transfer-config", "--kv-offloading-size", "--kv_offloading_size")
             return Arm(
@@ -40,6 +40,7 @@ class NoOffload:
                 forbidden_argv=forbidden,
                 forbidden_env=("VLLM_USE_SIMPLE_KV_OFFLOAD", "LMCACHE_CONFIG_FILE"),
                 proofs=proofs,
+                empties=Emptying(),
             )
         if framework == "sglang":
             forbidden = ("--enable-hierarchical-cache", "--hicache-size", "--hicache-ratio")

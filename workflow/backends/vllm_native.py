@@ -1,7 +1,7 @@
 """vLLM's OffloadingConnector with its CPU tier."""
 
 from workflow.backends.connectors import SIMPLE_SWITCH, created, restored, transfer_config
-from workflow.serving import Arm, Proof, Situation
+from workflow.serving import Arm, Emptying, Proof, Situation
 
 
 class VllmNative:
@@ -27,4 +27,5 @@ class VllmNative:
             forbidden_env=(SIMPLE_SWITCH,),
             pinned_bytes=size * situation.engines,
             proofs=(created("OffloadingConnector"), spec, restored()),
+            empties=Emptying(),
         )

@@ -4,7 +4,7 @@ import math
 
 from workflow.backends.connectors import SIMPLE_SWITCH, created, restored, transfer_config
 from workflow.contract import Strict
-from workflow.serving import GIB, Arm, Proof, Situation, parse_options
+from workflow.serving import GIB, Arm, Emptying, Proof, Situation, parse_options
 
 
 class Options(Strict):
@@ -61,4 +61,5 @@ class VllmSimple:
             pinned_bytes=per_rank * situation.ranks,
             proofs=(created("SimpleCPUOffloadConnector"), sized, disabled, restored()),
             notes=(f"stores are {mode}",),
+            empties=Emptying(),
         )

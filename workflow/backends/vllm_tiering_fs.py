@@ -4,7 +4,7 @@ import math
 
 from workflow.backends.connectors import SIMPLE_SWITCH, created, restored, transfer_config
 from workflow.contract import Strict
-from workflow.serving import Arm, Proof, Situation, parse_options
+from workflow.serving import Arm, Emptying, Proof, Situation, parse_options
 
 
 class Options(Strict):
@@ -50,4 +50,6 @@ class VllmTieringFs:
             pinned_bytes=size * situation.engines,
             proofs=(created("OffloadingConnector"), tiered, restored()),
             notes=("the file tier has no limit; its bytes are not part of the host memory budget",),
+            # vLLM keeps a persistent tier on purpose: it looks for files, so without them the tier is empty.
+            empties=Emptying(folders=("kv-tier",)),
         )

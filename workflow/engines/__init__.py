@@ -12,7 +12,7 @@ from workflow.engines.sglang import SGLang
 from workflow.engines.trtllm import TrtLlm
 from workflow.engines.vllm import Vllm
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Service, VersionProbe
 
 
 class Engine(Protocol):
@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Return how the engine's version is read back, and which one the row declares."""
         ...
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+    def empties(self, argv: Argv) -> Emptying | None:
         """Return the HTTP paths, POST, that empty the device's KV cache; None if none is proven to."""
         ...
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from workflow.engines.launching import version_probe, versioned
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Probe, Service, VersionProbe
 
 
 class Atom:
@@ -36,7 +36,7 @@ class Atom:
         """Images of ATOM are dated, so the version is recorded and not compared."""
         return (version_probe("atom", "engine", None),)
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+    def empties(self, argv: Argv) -> Emptying | None:
         """None: not tried here on a running server, so not claimed."""
         return None
 

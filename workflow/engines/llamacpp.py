@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe, flags_of
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Probe, Service, VersionProbe, flags_of
 
 
 class LlamaCpp:
@@ -34,10 +34,10 @@ class LlamaCpp:
         declared = row.image.rpartition(":")[2] or None
         return (VersionProbe(component="xllamacpp", service="engine", pattern=pattern, declared=declared),)
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+    def empties(self, argv: Argv) -> Emptying | None:
         """Each slot is erased by itself."""
         slots = int(flags_of(argv)["--parallel"][0])
-        return tuple(f"/slots/{slot}?action=erase" for slot in range(slots))
+        return Emptying(posts=tuple(("engine", f"/slots/{slot}?action=erase") for slot in range(slots)))
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint, on the port of the API."""

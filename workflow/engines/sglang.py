@@ -5,7 +5,7 @@ from typing import Any
 
 from workflow.engines.launching import released_version, version_probe, versioned
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Probe, Service, VersionProbe
 
 # The client keeps a connection for 300 s, uvicorn closes an idle one after 5 s: a request that is sent while the server
 # closes the socket ends in ECONNRESET, and a failed first request of a session aborts the whole replay.
@@ -45,7 +45,7 @@ class SGLang:
         """The version is the image's tag where that is a release."""
         return (version_probe("sglang", "engine", released_version(row.image)),)
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+    def empties(self, argv: Argv) -> Emptying | None:
         """None: not tried here on a running server, so not claimed."""
         return None
 

@@ -7,7 +7,7 @@ import yaml
 
 from workflow.engines.launching import released_version, version_probe, versioned
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Probe, Service, VersionProbe
 
 
 class TrtLlm:
@@ -36,7 +36,7 @@ class TrtLlm:
         """The version is the tag of NVIDIA's release image."""
         return (version_probe("tensorrt-llm", "engine", released_version(row.image)),)
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
+    def empties(self, argv: Argv) -> Emptying | None:
         """None: not tried here on a running server, so not claimed."""
         return None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from workflow.engines.launching import released_version, version_probe, versioned
 from workflow.matrix import Row
-from workflow.serving import Argv, ConfigFile, Env, Probe, Service, VersionProbe
+from workflow.serving import Argv, ConfigFile, Emptying, Env, Probe, Service, VersionProbe, flags_of
 
 # Block hashes are salted by Python's string hash. With a random seed per process, equal prefixes get different keys
 # on different ranks and an external tier is never hit. It is part of every arm so that arms do not differ by it.
@@ -46,9 +46,15 @@ class Vllm:
         """The version is the image's tag where that is a release."""
         return (version_probe("vllm", "engine", released_version(row.image)),)
 
-    def empties(self, argv: Argv) -> tuple[str, ...] | None:
-        """None: not tried here on a running server, so not claimed."""
-        return None
+    def empties(self, argv: Argv) -> Emptying | None:
+        """Device and connector in one call, which vLLM serves in its development mode only.
+
+        None with data-parallel engines: the proof's prompts would not reach each of them.
+        """
+        if flags_of(argv).get("--data-parallel-size", ("1",)) != ("1",):
+            return None
+        path = "/reset_prefix_cache?reset_external=true"
+        return Emptying(posts=(("engine", path),), env={"VLLM_SERVER_DEV_MODE": "1"})
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
         """One endpoint for all ranks, labelled by engine."""
