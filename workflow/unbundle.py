@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
 OWN_ENVIRONMENT = "workflow"
 """Name of the environment that runs `python -m workflow.runs`; a link below `.envs` leads to it."""
+BOUND_TO_ITS_PLACE = "torch"
+"""Its libraries look for those of other packages beside themselves, so they are used where the node has them."""
 
 
 class Refused(Exception):
@@ -173,8 +175,8 @@ def unpack(manifest: dict[str, Any], archive: dict[str, Any], parts: Sequence[Pa
 def install(environment: dict[str, Any], wheels: dict[str, Path], environments: Path) -> str | None:
     """Make an environment from its wheels, once; return what was done, None while wheels are missing.
 
-    The environment has the bundle's packages first and this Python's own behind them. Raises Refused if pip fails, or
-    if a version in it is not the lock's.
+    The environment has the bundle's packages and, of this Python's own, those that the lock leaves to it, where they
+    say which files they have. Raises Refused if pip fails, or if a version in it is not the lock's.
     """
     folder: Path = environments / environment["key"]
     described = folder / "environment.json"
@@ -191,7 +193,12 @@ def install(environment: dict[str, Any], wheels: dict[str, Path], environments: 
     _run([*pip, *map(str, files)], environment["key"])
     library = next((folder / "lib").glob("python3*/site-packages"))
     # After the installation: pip would otherwise take the node's packages for the environment's.
-    (library / "node.pth").write_text("".join(f"{path}\n" for path in own_packages()))
+    shared = [importlib.metadata.distribution(name) for name in environment["of_the_node"]]
+    if BOUND_TO_ITS_PLACE in environment["of_the_node"] or not all(package.files for package in shared):
+        (library / "node.pth").write_text("".join(f"{path}\n" for path in own_packages()))
+    else:
+        # Not all of them: a client that sees a torch which it does not need spends ten seconds on importing it.
+        link_files((file for package in shared for file in package.files or ()), library)
     # Compiled by all cores now, instead of by one at the first start of each program; a file that does not compile is
     # a template of its package, and says so when it is used.
     compiled = [str(python), "-m", "compileall", "-q", "-j", "0", str(library)]
@@ -211,6 +218,19 @@ def install(environment: dict[str, Any], wheels: dict[str, Path], environments: 
     temporary.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     temporary.replace(described)
     return f"{environment['key']}: {len(files)} packages installed, {len(environment['of_the_node'])} are the node's"
+
+
+def link_files(files: Iterable[importlib.metadata.PackagePath], library: Path) -> None:
+    """Link files of this Python's packages into an environment, those that are beside its packages left out.
+
+    File by file: several distributions may share a folder, and the environment's own may be one of them.
+    """
+    for file in files:
+        link = library / file
+        if ".." in file.parts or link.exists():
+            continue
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(file.locate()))
 
 
 _VERSIONS = """

@@ -8,20 +8,23 @@ blocks of 2 MiB, as 32 pieces (a layer each, as vLLM lays its cache out by defau
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 MIB = 1 << 20
-BLOCK, BLOCKS, SEGMENT = 2 * MIB, 512, 4096 * MIB
+BLOCK, BLOCKS, SEGMENT = 2 * MIB, 256, 2048 * MIB
+LAYOUTS = (32, 1)
+"""Pieces of a block."""
 THREADS = 4
 """Calls at a time, as many as vLLM's connector makes to load (VLLM_MOONCAKE_LOAD_RECV_THREADS)."""
 SETTINGS = {
     "as vLLM starts it": {},
     "copies through the transfer engine": {"MC_STORE_MEMCPY": "0"},
-    "the same with 8 I/O threads": {"MC_STORE_MEMCPY": "0", "MC_NUM_TCP_IO_THREADS": "8"},
     "the same with 8 I/O threads and 16 lanes": {
         "MC_STORE_MEMCPY": "0",
         "MC_NUM_TCP_IO_THREADS": "8",
@@ -32,8 +35,8 @@ SETTINGS = {
 }
 
 
-def measure(pieces: int, port: int) -> dict[str, float]:
-    """Return GB/s to the host and to the device of `BLOCKS` blocks of `pieces` pieces, in this process."""
+def measure(port: int) -> list[tuple[float, float]]:
+    """Return GB/s (to the host, to the device) of `BLOCKS` blocks in each layout, in this process."""
     # Here, since the process that prints the table must not hold a GPU.
     import torch  # noqa: PLC0415
     from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415
@@ -45,6 +48,13 @@ def measure(pieces: int, port: int) -> dict[str, float]:
     memory = torch.randint(0, 255, (BLOCKS * BLOCK,), dtype=torch.uint8, device="cuda")
     expected = memory.clone()
     store.register_buffer(memory.data_ptr(), memory.numel())
+    return [copy_blocks(store, memory, expected, pieces) for pieces in LAYOUTS]
+
+
+def copy_blocks(store: Any, memory: Any, expected: Any, pieces: int) -> tuple[float, float]:
+    """Return GB/s of storing the blocks of `memory`, and of loading them; what comes back must be `expected`."""
+    import torch  # noqa: PLC0415
+
     keys = [f"block-{pieces}-{i}" for i in range(BLOCKS)]
     size = BLOCK // pieces
     # A layer's pieces of all blocks lie together, so those of one block lie apart.
@@ -68,48 +78,49 @@ def measure(pieces: int, port: int) -> dict[str, float]:
     torch.cuda.synchronize()
     if not torch.equal(memory, expected):
         raise SystemExit("the blocks that came back are not those that were stored")
-    return {"to_host": to_host, "to_device": to_device}
+    return to_host, to_device
 
 
 def main() -> int:
     """Print the table, or one measurement as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pieces", type=int, help="measure in this process")
+    parser.add_argument("--here", action="store_true", help="measure in this process, as its environment says")
     parser.add_argument("--port", type=int, default=50951, help="of the master")
     parser.add_argument("--limit", type=float, default=40.0, help="seconds that one measurement may take")
     options = parser.parse_args()
-    if options.pieces:
-        print("RATES " + json.dumps(measure(options.pieces, options.port)), flush=True)
+    if options.here:
+        print("RATES " + json.dumps(measure(options.port)), flush=True)
         # Its threads would keep the process.
         os._exit(0)
-    master = subprocess.Popen(
-        [Path(sys.executable).parent / "mooncake_master", "--port", str(options.port), "--metrics_port", "0"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    program, port = Path(sys.executable).parent / "mooncake_master", options.port
+    argv = [str(program), "--port", str(port), "--metrics_port", str(port + 1)]
+    master = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print("| setting | pieces of a block | GB/s to the host | GB/s to the device |\n|---|---|---|---|", flush=True)
     try:
-        print("| setting | pieces of a block | GB/s to the host | GB/s to the device |\n|---|---|---|---|", flush=True)
+        time.sleep(2)
         for says, env in SETTINGS.items():
-            for pieces in (32, 1):
-                argv = [sys.executable, __file__, "--pieces", str(pieces), "--port", str(options.port)]
-                wanted = {**os.environ, "MC_TCP_BIND_ADDRESS": "127.0.0.1", **env}
-                try:
-                    done = subprocess.run(
-                        argv, env=wanted, capture_output=True, text=True, check=False, timeout=options.limit
-                    )
-                    lines = [line for line in done.stdout.splitlines() if line.startswith("RATES ")]
-                    tail = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-                except subprocess.TimeoutExpired:
-                    lines, tail = [], f"not done in {options.limit:.0f} s"
-                if not lines:
-                    print(f"| {says} | {pieces} | {tail} | |", flush=True)
-                    continue
-                rates = json.loads(lines[0].removeprefix("RATES "))
-                print(f"| {says} | {pieces} | {rates['to_host']:.1f} | {rates['to_device']:.1f} |", flush=True)
+            for pieces, rates in zip(LAYOUTS, in_its_own_process(env, port, options.limit), strict=True):
+                print(f"| {says} | {pieces} | {rates} |", flush=True)
     finally:
         master.terminate()
         master.wait()
     return 0
+
+
+def in_its_own_process(env: dict[str, str], port: int, limit_s: float) -> list[str]:
+    """Return the cells of each layout under some settings: two rates, or what went wrong."""
+    argv = [sys.executable, __file__, "--here", "--port", str(port)]
+    wanted = {**os.environ, "MC_TCP_BIND_ADDRESS": "127.0.0.1", **env}
+    try:
+        done = subprocess.run(argv, env=wanted, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return [f"not done in {limit_s:.0f} s |"] * len(LAYOUTS)
+    for line in done.stdout.splitlines():
+        if line.startswith("RATES "):
+            return [" | ".join(f"{rate:.1f}" for rate in rates) for rates in json.loads(line.removeprefix("RATES "))]
+    # Mooncake's own log goes on after what ended the measurement.
+    said = [line for line in done.stderr.splitlines() if line.strip() and not re.match(r"[IWEF]\d{4} ", line)]
+    return [(said or ["nothing said"])[-1] + " |"] * len(LAYOUTS)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from workflow.sweep import plan_sweep
 from workflow.traces import TraceManifest
 from workflow.unbundle import Joined, Refused, check_node, main, read_manifest, unbundle
 
-HERE = {"pydantic": version("pydantic"), "psutil": version("psutil")}
+PYDANTIC = ("pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection")
+HERE = {name: version(name) for name in (*PYDANTIC, "psutil")}
 
 
 def write_wheel(folder, name, number, files):
@@ -68,7 +69,7 @@ def checkout(project, tmp_path, monkeypatch):
     ):
         write_wheel(downloads, name, number, files)
         lock = {"aiperf": "aiperf", "xllamacpp": "llamacpp", "runner": "workflow"}[name]
-        text = f"# python: >=3.11\n{name}=={number}\npydantic=={HERE['pydantic']}\n"
+        text = f"# python: >=3.11\n{name}=={number}\n" + "".join(f"{one}=={HERE[one]}\n" for one in PYDANTIC)
         (made / f"configs/environments/{lock}.txt").write_text(text)
     monkeypatch.chdir(made)
     return made
@@ -203,12 +204,23 @@ def test_parts_that_come_one_after_another_become_a_place_to_measure(checkout, t
     assert not list(folder.glob("lib/*/site-packages/aiperf/large"))
     script = subprocess.run([folder / "bin/aiperf"], capture_output=True, text=True, check=True)
     assert script.stdout == "aiperf 0.13.0\n"
-    # One command from there: the link leads to an interpreter that has the node's packages too.
-    own = [root / ".envs/workflow/bin/python", "-c", "import pydantic, runner; runner.main()"]
-    assert subprocess.run(own, capture_output=True, text=True, check=True).stdout == "runner 2.0\n"
+    # One command from there: the link leads to an interpreter that has what the lock left to the node, and no more.
+    own = [root / ".envs/workflow/bin/python", "-c", "import pydantic, runner; runner.main(); import psutil"]
+    ran = subprocess.run(own, capture_output=True, text=True, check=False)
+    assert ran.stdout == "runner 2.0\n"
+    assert ran.stderr.endswith("ModuleNotFoundError: No module named 'psutil'\n")
     point = Point.read(root / f"results/points/{made.points[0]}.json")
     assert TraceManifest.read(root / f"results/traces/{point.trace.key}/trace_set.json").sessions == 24
     assert (root / f"results/models/{point.model_key}/model.gguf").is_file()
+
+
+def test_an_environment_with_the_nodes_torch_sees_all_of_the_nodes_packages(checkout, tmp_path, monkeypatch):
+    monkeypatch.setattr(installer, "BOUND_TO_ITS_PLACE", "pydantic")
+    bundle_of(checkout)
+    (tmp_path / "node").mkdir()
+    unbundle(checkout / ".bundle", tmp_path / "node")
+    seen = [tmp_path / "node/.envs/workflow/bin/python", "-c", "import psutil, pydantic; print(pydantic.__file__)"]
+    assert str(tmp_path) not in subprocess.run(seen, capture_output=True, text=True, check=True).stdout
 
 
 def test_installing_again_changes_nothing(checkout, tmp_path, capsys):
