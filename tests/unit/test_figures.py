@@ -165,6 +165,11 @@ def test_a_time_sheet_depends_on_its_own_table_only(project):
     assert first == again == fresh != other
 
 
+def test_drawing_does_not_wait_for_the_statistics_that_only_the_comparison_needs(project):
+    told = "import sys, workflow.figures, workflow.report; sys.exit('scipy.stats' in sys.modules)"
+    subprocess.run([sys.executable, "-c", told], cwd=project, check=True)
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (0.3, 3.0), (0.05, 20.0), (1e-4, 1e4)])
 def test_a_logarithmic_axis_has_a_readable_number_of_ticks(low, high):
     ticks = log_ticks(low, high)
