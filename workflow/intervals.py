@@ -12,7 +12,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+
+# Not scipy.stats, which scipy loads at its first use: figures and the report import this module and need none of it,
+# and it would take nearly half of the time until they start.
+import scipy
 
 from workflow.definitions import MINIMUM_SAMPLES, PERCENTILES
 
@@ -226,7 +229,7 @@ def resample(samples: Mapping[str, Sample]) -> dict[tuple[str, str], Resampled]:
         return values if drawn.ndim > 1 else values[:, 0]
 
     everyone = np.arange(size)
-    result = stats.bootstrap(
+    result = scipy.stats.bootstrap(
         (everyone,),
         statistic,
         n_resamples=RESAMPLES,
@@ -259,12 +262,12 @@ def interval(draws: Floats, sessions: int) -> tuple[float, float] | None:
 
 @cache
 def _tail(sessions: int) -> float:
-    return float(stats.norm.cdf(-np.sqrt(sessions / (sessions - 1)) * _t(sessions - 1)))
+    return float(scipy.stats.norm.cdf(-np.sqrt(sessions / (sessions - 1)) * _t(sessions - 1)))
 
 
 @cache
 def _t(freedom: int) -> float:
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+    return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 # ------------------------------------------------------------------------------------------------ noise of repeats

@@ -3,11 +3,14 @@
 `pytest tests/unit/test_figures.py --regenerate-images` writes the images anew; look at them before committing.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.lines import Line2D
 from matplotlib.testing.compare import compare_images
 
 from tests.examples import gallery, synthetic
@@ -114,6 +117,57 @@ def test_a_time_sheet_names_what_the_engine_does_not_export():
     figure = draw_timeline("SYNTHETIC", frame)
     assert "not exported by this engine: KV pool in use host, preemptions a second" in texts(figure)
     assert "Nothing of this point" in texts(draw_timeline("x", frame.iloc[:0]))
+
+
+def only(frame, **columns):
+    """Return a timeline in which nothing but these columns is known."""
+    unknown = [name for name in frame.columns if name not in ("start_s", "length_s", "phase")]
+    return frame.assign(**dict.fromkeys(unknown, np.nan) | columns)
+
+
+def test_a_time_sheet_shows_values_beside_their_ticks():
+    frame = synthetic.timeline(synthetic.points(1)[0])
+    figure = draw_timeline("SYNTHETIC", only(frame, ttft_p50_s=np.linspace(1, 3, len(frame))))
+    line, at = figure.findobj(Line2D)[0], {text.get_text(): text.get_position() for text in figure.texts}
+    assert line.get_ydata()[[0, -1]] == pytest.approx([at["1"][1], at["3"][1]])
+    middles = frame["start_s"] + frame["length_s"] / 2
+    inside = middles.between(200, 800).to_numpy()
+    expected = np.interp(middles, [200, 800], [at["200"][0], at["800"][0]])
+    assert line.get_xdata()[inside] == pytest.approx(expected[inside])
+
+
+@pytest.mark.parametrize(
+    ("highest", "ticks"),
+    [(3e-5, {"1e-05", "2e-05"}), (0.15, {"0.05", "0.1", "0.15"}), (4.1e4, {"20k", "40k"}), (2.6e6, {"1M", "2M"})],
+)
+def test_a_time_sheet_writes_small_and_large_values_in_short(highest, ticks):
+    frame = synthetic.timeline(synthetic.points(1)[0])
+    said = {text.get_text() for text in draw_timeline("x", only(frame, prompt_tok_per_s=highest)).texts}
+    assert ticks <= said
+
+
+SHEET = """
+import sys
+from tests.examples import synthetic
+from workflow.figures import draw_timeline
+from workflow.style import render
+sys.stdout.buffer.write(render(draw_timeline("A", synthetic.timeline(synthetic.points(1)[0])), "svg"))
+"""
+
+
+def test_a_time_sheet_depends_on_its_own_table_only(project):
+    frame = synthetic.timeline(synthetic.points(1)[0])
+    shorter = only(frame, running=300.0).iloc[:40].assign(length_s=1.0)
+    first, other, again = (
+        render(draw_timeline(title, table), "svg") for title, table in (("A", frame), ("B", shorter), ("A", frame))
+    )
+    fresh = subprocess.run([sys.executable, "-c", SHEET], cwd=project, stdout=subprocess.PIPE, check=True).stdout
+    assert first == again == fresh != other
+
+
+def test_drawing_does_not_wait_for_the_statistics_that_only_the_comparison_needs(project):
+    told = "import sys, workflow.figures, workflow.report; sys.exit('scipy.stats' in sys.modules)"
+    subprocess.run([sys.executable, "-c", told], cwd=project, check=True)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (0.3, 3.0), (0.05, 20.0), (1e-4, 1e4)])
