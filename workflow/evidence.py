@@ -46,6 +46,8 @@ class Context(Strict):
     startup_s: float | None = None
     run_findings: tuple[Finding, ...] = ()
     """What the run itself saw: proofs, versions."""
+    unproven_by_use: tuple[str, ...] = ()
+    """What its log would have shown if the tier had given anything."""
     bus_limit_gb_per_s: float = 64.0
     """One way: PCIe 5 x16."""
     client_version: str | None = None

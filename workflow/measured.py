@@ -19,7 +19,15 @@ from workflow.timeline import timeline_of_evidence
 
 
 def context_for(point: Point, run: Run, limits: Limits) -> Context:
-    """Return what rates and the verdict need to know beside the artefacts."""
+    """Return what rates and the verdict need to know beside the artefacts.
+
+    What only use can prove is left to the verdict, which knows whether the tier was needed.
+    """
+    by_use = {
+        proof.unmet(point.arm)
+        for proof in point.plan.proofs
+        if proof.by_use and run.proofs.get(proof.name) != proof.expected
+    }
     return Context(
         point=point.id,
         arm=point.arm,
@@ -31,7 +39,8 @@ def context_for(point: Point, run: Run, limits: Limits) -> Context:
         traces_declared=run.traces,
         limits=limits,
         startup_s=run.startup_s,
-        run_findings=run.findings,
+        run_findings=tuple(finding for finding in run.findings if finding not in by_use),
+        unproven_by_use=tuple(finding.detail for finding in run.findings if finding in by_use),
         client_version=point.replay.client_version,
     )
 

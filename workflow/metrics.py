@@ -88,7 +88,7 @@ def measure_evidence(evidence: Evidence, context: Context, name: str) -> tuple[P
         point=context.point or name,
         status="invalid" if findings else "ok",
         findings=tuple(findings),
-        notes=(*evidence.notes, *remarks(evidence, values)),
+        notes=(*evidence.notes, *remarks(evidence, values, context)),
         accounting=Accounting(
             records_total=records.total,
             warmup=records.warmup,

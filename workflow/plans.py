@@ -73,7 +73,7 @@ def plan_for(
             *(router.versions(component) if router and component else ()),
         ),
         notes=(*arm.notes, *notes),
-        metrics=engine.metrics(),
+        metrics=(*engine.metrics(), *arm.metrics),
         cache=rendered.cache,
         files=(*((file,) if file else ()), *arm.files),
         scratch=arm.scratch,

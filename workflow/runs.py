@@ -27,7 +27,7 @@ import psutil
 from workflow import endpoints, integrity, leftovers, processes, replay, startup, watch
 from workflow.attempt import PROJECT, STOP_GRACE_S, Attempt, Interrupted, StartedService
 from workflow.config import Cluster
-from workflow.contract import Document, Finding, InputError, Reason, Strict, file_sha256, write_atomic
+from workflow.contract import Document, Finding, InputError, Strict, file_sha256, write_atomic
 from workflow.failures import (
     WORTH_RETRYING,
     AttemptFailed,
@@ -194,14 +194,13 @@ def _watch(
 def proofs_of(attempt: Attempt) -> tuple[dict[str, bool], tuple[Finding, ...]]:
     """Look for the plan's proofs in the logs; return which were seen, and a finding for each that does not hold."""
     seen: dict[str, bool] = {}
-    findings = []
+    unmet = []
     for proof in attempt.point.plan.proofs:
         pattern = re.compile(proof.pattern)
         seen[proof.name] = any(pattern.search(line) for line in attempt.proof_lines(proof.service))
         if seen[proof.name] != proof.expected:
-            code = Reason.OFFLOAD_IN_CONTROL if attempt.point.arm == "none" else Reason.OFFLOAD_NOT_PROVEN
-            findings.append(Finding(code=code, detail=f"not seen to hold: {proof.says} ({proof.name})"))
-    return seen, tuple(findings)
+            unmet.append(proof.unmet(attempt.point.arm))
+    return seen, tuple(unmet)
 
 
 Rounds = tuple[tuple[integrity.Answer, ...], tuple[integrity.Answer, ...]]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
-from workflow.contract import InputError, Strict
+from workflow.contract import Finding, InputError, Reason, Strict
 from workflow.matrix import Row
 
 PLACEHOLDER = re.compile(r"<(port|path):([a-z0-9-]+)>")
@@ -56,6 +56,13 @@ class Proof(Strict):
     """False: seeing it proves that this is not the arm that was declared."""
     says: str
     """What it proves, for the report."""
+    by_use: bool = False
+    """Only a workload that needs the tier can show it."""
+
+    def unmet(self, arm: str) -> Finding:
+        """Return what it means that this was not seen to hold."""
+        code = Reason.OFFLOAD_IN_CONTROL if arm == "none" else Reason.OFFLOAD_NOT_PROVEN
+        return Finding(code=code, detail=f"not seen to hold: {self.says} ({self.name})")
 
 
 class VersionProbe(Strict):
@@ -144,6 +151,8 @@ class Arm(Strict):
     versions: tuple[VersionProbe, ...] = ()
     notes: tuple[str, ...] = ()
     """Choices worth printing beside a result: a derate, a mode."""
+    metrics: tuple[tuple[str, str], ...] = ()
+    """(port placeholder, path) of Prometheus endpoints beside the engine's."""
     empties: Emptying | None = None
     """How the tier is emptied beside what the engine itself does; None: nothing empties it but a restart."""
 

@@ -31,7 +31,7 @@ def judge(evidence: Evidence, values: Mapping[str, Value], context: Context) -> 
         _answers(evidence, values, limits.error_share),
         _client(evidence, values, context),
         _window(evidence, values, limits.window_share),
-        _offload(evidence, context.arm),
+        _offload(evidence, values, context),
         _tokens(evidence, values, limits.above_ceiling),
         _transfers(evidence, values, context.bus_limit_gb_per_s),
         _integrity(evidence),
@@ -46,7 +46,7 @@ FROZEN_SHARE = 0.05
 """Share of follow-up turns above which a backend loses stores; seen: 0 where it does not, 0.59 where it does."""
 
 
-def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
+def remarks(evidence: Evidence, values: Mapping[str, Value], context: Context) -> Iterator[str]:
     """Yield what a reader should know although it does not make the point invalid."""
     for direction in ("host", "device"):
         rate = values[f"copy_rate_to_{direction}_gb_per_s"].value
@@ -57,6 +57,13 @@ def remarks(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
             )
     if evidence.unrecorded is not None and evidence.unrecorded[0]:
         yield f"{evidence.unrecorded[0]} of {evidence.client_log.sent} requests that the client sent have no record"
+    if context.arm not in (None, CONTROL) and not_needed(evidence, values):
+        yield (
+            f"nothing was left for the tier to give: the device's own cache held "
+            f"{values['prompt_share_device'].value:.1%} of the prompt tokens and the sessions allow "
+            f"{values['ceiling_share'].value:.1%}; this point says what the backend costs where it cannot help, not "
+            "that it works"
+        )
     failed_keys = evidence.amount("store_failed_keys")
     if failed_keys:
         yield f"the store failed to read or write {failed_keys:.0f} keys"
@@ -239,7 +246,20 @@ def loads(evidence: Evidence) -> dict[str, float]:
     return signs
 
 
-def _offload(evidence: Evidence, arm: str | None) -> Raised:
+NOTHING_LEFT = 0.02
+"""The device's own cache held the prompt tokens that any cache could have held, give or take this share of all."""
+
+
+def not_needed(evidence: Evidence, values: Mapping[str, Value]) -> bool:
+    """Tell whether nothing was left for a tier to give, since the device's own cache reached the ceiling."""
+    device, ceiling = values["prompt_share_device"].value, values["ceiling_share"].value
+    idle = not any(amount > 0 for amount in loads(evidence).values())
+    # Above the ceiling something leaked in, which is no sign of a fitting device.
+    return idle and device is not None and ceiling is not None and abs(ceiling - device) <= NOTHING_LEFT < ceiling
+
+
+def _offload(evidence: Evidence, values: Mapping[str, Value], context: Context) -> Raised:
+    arm = context.arm
     for log in evidence.logs:
         for says, count in log.broken.items():
             yield Reason.DEGRADED, f"{says} ({count} log lines)"
@@ -255,10 +275,25 @@ def _offload(evidence: Evidence, arm: str | None) -> Raised:
         active = [f"{amount:.0f} {what}" for what, amount in signs.items() if amount > 0]
         if active:
             yield Reason.OFFLOAD_IN_CONTROL, f"the arm {CONTROL} saw {', '.join(active)}"
+    elif not_needed(evidence, values):
+        return
     elif not any(amount > 0 for amount in signs.values()):
-        # Offload that never gives anything back is not "0 %": the working set fitted, or the store is broken.
+        # Offload that never gives anything back is not "0 %": the working set was larger, or the store is broken.
         seen = ", ".join(f"0 {what}" for what in signs) or "no metric or log line could show it"
-        yield Reason.OFFLOAD_NOT_PROVEN, f"arm {arm}: {seen}"
+        yield Reason.OFFLOAD_NOT_PROVEN, f"arm {arm}: {seen}{_written_through(evidence, values)}"
+    elif context.unproven_by_use:
+        yield Reason.OFFLOAD_NOT_PROVEN, "; ".join(context.unproven_by_use)
+
+
+def _written_through(evidence: Evidence, values: Mapping[str, Value]) -> str:
+    """Say how often a tier that gave nothing was filled, where its size and what was stored are known."""
+    stored, capacity = evidence.amount("bytes_to_host"), values["host_kv_capacity_bytes"].value
+    if not stored or not capacity or stored <= capacity:
+        return ""
+    return (
+        f"; {stored / 1e9:.0f} GB were stored into {capacity / 1e9:.0f} GB: the sessions need more than the tier "
+        "holds, or its lookups fail (a lower concurrency tells which)"
+    )
 
 
 def _tokens(evidence: Evidence, values: Mapping[str, Value], above: float) -> Raised:

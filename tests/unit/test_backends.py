@@ -291,6 +291,11 @@ def test_a_vllm_arm_says_how_it_is_emptied_and_is_told_so_only_where_servers_are
     assert found.shareable().engine.env == {**found.engine.env, "VLLM_SERVER_DEV_MODE": "1"}
 
 
+def test_what_a_server_beside_the_engine_counts_is_scraped_too():
+    ports = {name: [port for port, _ in plan("minimaxm3-h100-vllm", name).metrics] for name in ("lmcache", "mooncake")}
+    assert ports == {"lmcache": ["engine", "lmcache-0-http"], "mooncake": ["engine", "mooncake-metrics"]}
+
+
 def test_no_emptying_is_claimed_where_it_would_not_reach_everything():
     assert plan("dsv4-b200-vllm", dp_attn=True).empties is None, "the proof's prompts reach one rank of several"
     assert plan("minimaxm3-h100-vllm", "lmcache-v1").empties is None

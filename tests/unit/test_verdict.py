@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.unit.arms import plan
+from tests.unit.points import point
+from tests.unit.test_adoption import a_run
 from workflow import verdict
 from workflow.config import Limits
 from workflow.contract import Finding, Reason
+from workflow.measured import context_for
 from workflow.metrics import Context, measure
 
 
@@ -146,6 +150,49 @@ def test_offload_proven_by_tokens_from_host(attempt):
 def test_offload_in_the_control(attempt):
     sources(attempt, 20_000, 50_000, 30_000)
     assert reasons(attempt, arm="none") == {Reason.OFFLOAD_IN_CONTROL: "the arm none saw 30000 prompt tokens from host"}
+
+
+def fitting_device(attempt: Any, device: float, ceiling: float) -> None:
+    """Let the device's own cache serve a share of the prompt tokens, and the trace allow another."""
+    sources(attempt, 100_000 * (1 - device), 100_000 * device, 0)
+    for record in attempt.records:
+        record["metrics"]["usage_prompt_cache_read_tokens"] = {"value": round(1000 * device), "unit": "tokens"}
+    attempt.summary["theoretical_prefix_cache_hit"] = {"unit": "%", "avg": 100 * ceiling}
+
+
+UNPROVEN = "not seen to hold: prompt tokens were loaded from outside the device (tokens-restored)"
+
+
+def test_a_tier_that_was_not_needed_is_no_failure_and_no_proof(attempt):
+    fitting_device(attempt, device=0.8, ceiling=0.81)
+    metrics, _ = measure(attempt.write(), Context(arm="vllm-native", unproven_by_use=(UNPROVEN,)))
+    assert metrics.status == "ok", metrics.findings
+    (note,) = [note for note in metrics.notes if "nothing was left for the tier to give" in note]
+    assert "held 80.0% of the prompt tokens and the sessions allow 81.0%" in note
+    control, _ = measure(attempt.write(), Context(arm="none"))
+    assert not [note for note in control.notes if "nothing was left" in note]
+
+
+@pytest.mark.parametrize("device", [0.7, 0.9])
+def test_a_tier_that_gave_nothing_beside_a_device_that_did_not_just_fit_is_not_proven(attempt, device):
+    fitting_device(attempt, device=device, ceiling=0.81)
+    found = reasons(attempt, arm="vllm-native", unproven_by_use=(UNPROVEN,), limits=Limits(above_ceiling=0.5))
+    assert found == {Reason.OFFLOAD_NOT_PROVEN: "arm vllm-native: 0 prompt tokens from host"}
+
+
+def test_what_the_log_does_not_prove_is_not_proven_whatever_counters_say(attempt):
+    sources(attempt, 20_000, 50_000, 30_000)
+    assert reasons(attempt, arm="vllm-native", unproven_by_use=(UNPROVEN,)) == {Reason.OFFLOAD_NOT_PROVEN: UNPROVEN}
+
+
+def test_a_tier_that_was_written_through_says_so(attempt):
+    sources(attempt, 50_000, 50_000, 0)
+    attempt.counter("vllm:kv_offload_store_bytes", 144e9)
+    attempt.counter("vllm:kv_offload_load_bytes", 0)
+    found = reasons(attempt, arm="vllm-native", pinned_bytes=68_000_000_000)[Reason.OFFLOAD_NOT_PROVEN]
+    assert "144 GB were stored into 68 GB: the sessions need more than the tier holds, or its lookups fail" in found
+    found = reasons(attempt, arm="vllm-native", pinned_bytes=680_000_000_000)[Reason.OFFLOAD_NOT_PROVEN]
+    assert "stored into" not in found
 
 
 def test_control_without_offload_is_ok(attempt):
@@ -327,3 +374,15 @@ def test_every_reason_that_the_verdict_gives_has_a_test_here():
     given = set(re.findall(r"Reason\.(\w+)", Path(verdict.__file__).read_text()))
     tested = set(re.findall(r"Reason\.(\w+)", Path(__file__).read_text()))
     assert given - tested == set()
+
+
+def test_what_only_use_can_prove_is_left_to_the_verdict():
+    arm = plan("minimaxm3-h100-vllm", "vllm-native")
+    seen = {proof.name: False for proof in arm.proofs}
+    run = a_run().model_copy(
+        update={"proofs": seen, "findings": tuple(proof.unmet("vllm-native") for proof in arm.proofs)}
+    )
+    one = point().model_copy(update={"plan": arm, "arm": "vllm-native"})
+    context = context_for(one, run, Limits())
+    assert context.unproven_by_use == (UNPROVEN,)
+    assert len(context.run_findings) == len(arm.proofs) - 1, "the connector was not created: no workload excuses that"

@@ -54,4 +54,5 @@ def restored() -> Proof:
         pattern=r"External prefix cache hit rate: (?!0\.0%)\d",
         expected=True,
         says="prompt tokens were loaded from outside the device",
+        by_use=True,
     )

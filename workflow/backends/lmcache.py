@@ -94,6 +94,7 @@ class Lmcache:
                 version_probe("lmcache", "engine", version),
             ),
             notes=tuple(notes),
+            metrics=tuple((f"{server.name}-http", "/metrics") for server in servers),
             empties=Emptying(posts=tuple((f"{server.name}-http", "/cache/clear") for server in servers)),
         )
 

@@ -100,6 +100,7 @@ class Mooncake:
             proofs=(created("MooncakeStoreConnector"), mounted, restored()),
             versions=versions(situation),
             notes=(f"transport {protocol(situation, options)}",),
+            metrics=(("mooncake-metrics", "/metrics"),),
             empties=Emptying(),
         )
 

@@ -40,6 +40,10 @@ SUSPECT: tuple[tuple[str, str], ...] = (
         "Mooncake's memory is not pinned (MC_STORE_PIN_MEMORY_MAX_BYTES is 0)",
     ),
     (
+        r"Registered KV caches: num_groups=1, num_segments=(?!1\b)\d+",
+        "Mooncake copies each block in pieces, one a layer: cross-layer blocks are off, or this model runner has none",
+    ),
+    (
         r"compiled extension not found; \w+ stays on the torch baseline",
         "LMCache's compiled kernels do not load with this torch: the wheel was built for another one",
     ),

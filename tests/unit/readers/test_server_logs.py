@@ -101,6 +101,12 @@ def test_L5_suspect_lines_are_counted_apart_from_broken_stores(tmp_path):
             "compiled kernels",
         ),
         ("I1201 10:12:50.089865  3016 tcp_transport.cpp:448] TcpTransport: I/O pool started with 16 thread(s)", None),
+        (
+            "(EngineCore pid=11924) INFO 12-01 13:15:39 [worker.py:1266] Registered KV caches: num_groups=1, "
+            "num_segments=32, num_blocks=12288",
+            "in pieces, one a layer",
+        ),
+        ("[worker.py:1266] Registered KV caches: num_groups=1, num_segments=1, num_blocks=12288", None),
     ],
 )
 def test_M_L_lines_of_an_h200_that_say_why_a_backend_is_slow(tmp_path, line, says):
