@@ -15,6 +15,7 @@ from workflow.contract import InputError, Strict
 from workflow.matrix import Row
 
 PLACEHOLDER = re.compile(r"<(port|path):([a-z0-9-]+)>")
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 
 Env = dict[str, str]
 Argv = tuple[str, ...]
@@ -352,4 +353,4 @@ def lowered(argv: Argv, derate: Mapping[str, float]) -> Argv:
 
 
 def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
+    return _NEGATIVE.fullmatch(word) is not None
