@@ -1,5 +1,6 @@
 """Functions that the rules share. Nothing is planned or measured here: workflow/ does that."""
 
+import atexit
 import gc
 import shlex
 import subprocess
@@ -24,6 +25,8 @@ from workflow.sweep import measured, notices, plan_sweep, write_plan
 # Snakemake keeps millions of objects of a large sweep until it ends. At its usual pace Python's search for garbage cycles
 # walks through all of them again and again, for a fifth of the time of a dry run.
 gc.set_threshold(200_000, 20, 100)
+# On its way out the interpreter searches twice more: in vain, and as long as it takes to plan the sweep.
+atexit.register(gc.freeze)
 # The interpreter that runs Snakemake runs the jobs too, whatever is called `python` on the PATH of a node.
 shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
 # What turns artefacts into numbers: an edit of any of these judges all points again, and measures none.
@@ -51,6 +54,8 @@ FIGURE_MODULES = sorted(
 )
 # More threads than any machine has: Snakemake scales a job down to the cores it was given, so that such a job runs alone.
 WHOLE_MACHINE = 10_000
+# What is asked of Slurm whatever a point's memory and time are, which try it is, and which points follow on its server.
+STEADY = ("partition", "account", "qos", "constraint", "gres", "extra")
 
 
 def load_sweep():
@@ -147,6 +152,15 @@ def print_file(path):
 
 
 @cache
+def part_folders():
+    """Return (name of each trace set -> its folder, name of each made model -> its folder)."""
+    return (
+        {p.trace.name: f"results/traces/{key}" for key, p in SWEEP.trace_sets.items()},
+        {p.row.model: f"results/models/{key}" for key, p in SWEEP.made_models.items()},
+    )
+
+
+@cache
 def wanted_points():
     """Return the points whose runs are asked for: all that preflight lets through, or with partial=true the measured."""
     if SWEEP.config.partial:
@@ -163,10 +177,10 @@ def due_points():
     """
     if {"-F", "--forceall", "run_point"} & set(sys.argv):
         return list(SWEEP.points)
-    due = set(missing("results/runs/{}/run.json", SWEEP.points)) | {
+    done = measured(SWEEP, Path("results")) - {
         point for point in SWEEP.points if f"results/runs/{point}/run.json" in sys.argv
     }
-    return [point for point in SWEEP.points if point in due]
+    return [point for point in SWEEP.points if point not in done]
 
 
 def caption(figure):
@@ -189,9 +203,34 @@ def show_problems():
     )
 
 
-def point_threads(wildcards):
+@cache
+def kinds_of_points():
+    """Return a point of each cluster and number of GPUs."""
+    return list(
+        {
+            (point.row.runner, point.gpus): point for point in SWEEP.points.values()
+        }.values()
+    )
+
+
+def one_for_all(values, value):
+    """Return what is the same for all jobs, else the function that says it for each.
+
+    Snakemake takes a tenth of a millisecond to ask a function, for each of a job's resources.
+    """
+    return values.pop() if len(values) == 1 else value
+
+
+def point_threads():
     """Return the cores that a point takes, or the points of an allocation one after the other."""
-    return SWEEP.cluster(points_of(wildcards)[0]).cores_per_point or WHOLE_MACHINE
+
+    def value(wildcards):
+        return cores(SWEEP.points[points_of(wildcards)[0]])
+
+    def cores(point):
+        return SWEEP.clusters[point.row.runner].cores_per_point or WHOLE_MACHINE
+
+    return one_for_all({cores(point) for point in kinds_of_points()}, value)
 
 
 @cache
@@ -218,7 +257,7 @@ def points_of(wildcards):
 
 
 def asked(field):
-    """Return a function that gives one field of what is asked of Slurm for a job; None asks for nothing."""
+    """Return one field of what is asked of Slurm for a job, or the function that gives it; None asks for nothing."""
 
     def value(wildcards, attempt):
         first, *following = points_of(wildcards)
@@ -227,7 +266,10 @@ def asked(field):
         unasked = {"memory_mib": 0, "runtime": "0m", "summary": "this machine"}
         return unasked.get(field) if allocation is None else getattr(allocation, field)
 
-    return value
+    if field not in STEADY:
+        return value
+    asks = [allocate(p, SWEEP.cluster(p.id)) for p in kinds_of_points()]
+    return one_for_all({getattr(one, field, None) for one in asks}, value)
 
 
 def point_file(point):
@@ -248,6 +290,7 @@ def runs_there():
 def prepared_parts(wildcards):
     """Return what has to be prepared before a GPU is allocated to a job."""
     parts = set()
+    trace_sets, models = part_folders()
     for name in points_of(wildcards):
         if name not in SWEEP.points:
             raise WorkflowError(
@@ -257,9 +300,9 @@ def prepared_parts(wildcards):
         parts |= {
             f".envs/{key}/environment.json" for key in point.environments.values()
         }
-        parts.add(f"results/traces/{point.trace.key}/trace_set.json")
+        parts.add(f"{trace_sets[point.trace.name]}/trace_set.json")
         if point.made_model is not None:
-            parts.add(f"results/models/{point.model_key}/model.json")
+            parts.add(f"{models[point.row.model]}/model.json")
         cluster = SWEEP.cluster(name)
         if cluster.launcher != "bare":
             key = image_key(cluster, point.row.image)

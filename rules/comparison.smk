@@ -8,10 +8,8 @@ localrules:
 rule comparison:
     input:
         modules=COMPARISON_MODULES,
+        # With it go the requests of each point, which none of these files is older than: see rules/metrics.smk.
         table="results/metrics.parquet",
-        requests=collect(
-            "results/metrics/{point}.requests.parquet", point=wanted_points()
-        ),
     output:
         pairs="results/comparison.csv",
         arms="results/arms.csv",

@@ -40,7 +40,8 @@ rule figure:
 rule timelines:
     input:
         modules=FIGURE_MODULES,
-        tables=collect("results/timelines/{point}.parquet", point=wanted_points()),
+        # With it goes the timeline of each point: see rules/metrics.smk.
+        table="results/metrics.parquet",
     output:
         folder=directory("results/figures/timelines"),
     log:

@@ -19,7 +19,7 @@ rule run_point:
         point=point_among(due_points(), runs_there()),
     conda:
         "../environment.yml"
-    threads: point_threads
+    threads: point_threads()
     resources:
         program="workflow.runs",
         try_number=lambda wildcards, attempt: attempt,
@@ -57,7 +57,7 @@ rule run_shared:
         allocation=r"[0-9a-f]{10}-\d+",
     conda:
         "../environment.yml"
-    threads: point_threads
+    threads: point_threads()
     resources:
         try_number=lambda wildcards, attempt: attempt,
         clusters_file=SWEEP.config.clusters,

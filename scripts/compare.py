@@ -7,12 +7,12 @@ import pandas as pd
 from workflow.comparison import compare, summary
 from workflow.explanation import explain
 from workflow.fairness import fairness_table
+from workflow.measured import requests_by_point
 from workflow.points import Point
 
 table = pd.read_parquet(snakemake.input.table)
 points = [Point.read(Path(f"results/points/{point}.json")) for point in table["point"]]
-paths = {Path(path).name.removesuffix(".requests.parquet"): path for path in snakemake.input.requests}
-pairs, arms = compare(table, {point: pd.read_parquet(path) for point, path in paths.items()})
+pairs, arms = compare(table, requests_by_point(table, Path("results")))
 explanations = explain(table, pairs)
 pairs.to_csv(snakemake.output.pairs, index=False)
 arms.to_csv(snakemake.output.arms, index=False)

@@ -91,7 +91,7 @@ def compare(table: pd.DataFrame, requests: Mapping[str, pd.DataFrame]) -> Compar
     """Compare the arms of every group, at every concurrency: each with the control, and each two under one budget.
 
     `table` is the sweep's table (one row a planned point), `requests` holds the successful profiled requests of each
-    measured point. Repeats of a point are pooled; repeats that are not `ok` are left out.
+    point that is `ok`. Repeats of a point are pooled; repeats that are not `ok` are left out.
     """
     # Cells are cut out of the table often, and most of its columns are of no use here.
     table = table[[*_NEEDED, *(metric.name for metric in COMPARED)]]

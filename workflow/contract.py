@@ -182,9 +182,13 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
+# `json.dumps` makes an encoder for each call, which a large plan asks for tens of thousands of times.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
 def canonical_json(data: Any) -> bytes:
     """Return the one byte string for equal data: sorted keys, compact, ASCII, no NaN."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return _CANONICAL.encode(data).encode()
 
 
 def digest(data: Any, length: int = 64) -> str:

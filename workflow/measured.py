@@ -143,15 +143,42 @@ def _seen(run: Run | None) -> dict[str, Any]:
     }
 
 
+def write_measured(measured: Measured, results: Path) -> None:
+    """Write the point's two tables and then `metrics/<point>.json`, which says that they are there."""
+    point = measured.metrics.point
+    requests, timeline = _requests_file(results, point), _timeline_file(results, point)
+    for path in (requests, timeline):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    measured.requests.to_parquet(requests)
+    measured.timeline.to_parquet(timeline, index=False)
+    measured.metrics.write(results / "metrics" / f"{point}.json")
+
+
+def requests_by_point(table: pd.DataFrame, results: Path) -> dict[str, pd.DataFrame]:
+    """Return the requests of each point of the sweep's table that is `ok`."""
+    usable = table.loc[table["status"] == "ok", "point"]
+    return {point: pd.read_parquet(_requests_file(results, point)) for point in usable}
+
+
+def timeline_files(table: pd.DataFrame, results: Path) -> list[Path]:
+    """Return the timeline of each point of the sweep's table that has metrics, `ok` or `invalid`."""
+    return [_timeline_file(results, point) for point in table.loc[table["status"].isin(["ok", "invalid"]), "point"]]
+
+
+def _requests_file(results: Path, point: str) -> Path:
+    return results / "metrics" / f"{point}.requests.parquet"
+
+
+def _timeline_file(results: Path, point: str) -> Path:
+    return results / "timelines" / f"{point}.parquet"
+
+
 def main() -> int:
-    """Reduce one run: POINT RUN LIMITS_JSON METRICS REQUESTS TIMELINE, the last three being written."""
-    point, run, metrics_file, requests_file, timeline_file = (Path(sys.argv[i]) for i in (1, 2, 4, 5, 6))
+    """Reduce one run: POINT RUN LIMITS_JSON RESULTS, the last being the folder to write to."""
+    point, run, results = (Path(sys.argv[i]) for i in (1, 2, 4))
     try:
         limits = Limits.model_validate_json(sys.argv[3])
-        measured = measure_run(point, run, limits)
-        measured.requests.to_parquet(requests_file)
-        measured.timeline.to_parquet(timeline_file, index=False)
-        measured.metrics.write(metrics_file)
+        write_measured(measure_run(point, run, limits), results)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

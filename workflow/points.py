@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Container, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from workflow.clients import identity as client_identity
@@ -174,6 +175,7 @@ def _identity_row(row: Row) -> dict[str, Any]:
     return row.model_dump(mode="json", exclude={"exp_name", "duration"})
 
 
+@cache
 def row_group(row: Row) -> str:
     """Return what the arms of a group have in common: a key of the row without its concurrency and its offload."""
     arm = {"conc", "kv_offloading", "kv_offload_backend", "total_cpu_dram_gb"}

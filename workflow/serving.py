@@ -15,6 +15,7 @@ from workflow.contract import Finding, InputError, Reason, Strict
 from workflow.matrix import Row
 
 PLACEHOLDER = re.compile(r"<(port|path):([a-z0-9-]+)>")
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 
 Env = dict[str, str]
 Argv = tuple[str, ...]
@@ -386,4 +387,4 @@ def lowered(argv: Argv, derate: Mapping[str, float]) -> Argv:
 
 
 def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
+    return _NEGATIVE.fullmatch(word) is not None

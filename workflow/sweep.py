@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from workflow import yamlfile
@@ -43,15 +44,17 @@ class Sweep:
     preflight: dict[str, tuple[PreflightFinding, ...]]
     """Point -> what its plan breaks on a node with the cluster's declared facts."""
 
-    @property
+    @cached_property
     def trace_sets(self) -> dict[str, Point]:
         """Return the trace sets to prepare: key -> a point that replays it."""
-        return {point.trace.key: point for point in self.points.values()}
+        by_name = {point.trace.name: point for point in self.points.values()}
+        return {point.trace.key: point for point in by_name.values()}
 
-    @property
+    @cached_property
     def made_models(self) -> dict[str, Point]:
         """Return the models to make: key -> a point that serves it."""
-        return {point.model_key: point for point in self.points.values() if point.made_model is not None}
+        by_name = {point.row.model: point for point in self.points.values() if point.made_model is not None}
+        return {point.model_key: point for point in by_name.values()}
 
     @property
     def images(self) -> dict[str, Point]:
@@ -59,7 +62,7 @@ class Sweep:
         contained = [point for point in self.points.values() if self.cluster(point.id).launcher != "bare"]
         return {image_key(self.cluster(point.id), point.row.image): point for point in contained}
 
-    @property
+    @cached_property
     def doomed(self) -> tuple[str, ...]:
         """Return the points that preflight refuses: they must not queue."""
         return tuple(point for point, found in self.preflight.items() if any(f.severity == "error" for f in found))
@@ -215,7 +218,8 @@ def write_plan(sweep: Sweep, results: Path) -> None:
     Planning writes them itself, not a rule: see rules/environments.smk for why nothing that makes an `ancient` input
     may ever be out of date. Points of earlier plans stay, with their results.
     """
-    texts = {results / "points" / f"{point.id}.json": point.to_json() for point in sweep.points.values()}
+    folder = results / "points"
+    texts = {folder / f"{point.id}.json": point.to_json() for point in sweep.points.values()}
     refused = {point: ",".join(finding.code for finding in sweep.preflight[point]) for point in sweep.doomed}
     texts[results / "plan.tsv"] = plan_tsv(sweep.points.values(), measured(sweep, results), refused, sweep.not_runnable)
     texts[results / "preflight.tsv"] = preflight_tsv(sweep)
@@ -234,7 +238,8 @@ def preflight_tsv(sweep: Sweep) -> str:
 
 def measured(sweep: Sweep, results: Path) -> set[str]:
     """Return the points that have a published run."""
-    return {point for point in sweep.points if (results / "runs" / point / "run.json").exists()}
+    # What is there is looked at, not what might be: most points of a new sweep have no folder yet.
+    return sweep.points.keys() & {path.parent.name for path in (results / "runs").glob("*/run.json")}
 
 
 def _check_runs_somewhere(
