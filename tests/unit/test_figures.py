@@ -189,3 +189,15 @@ def test_arms_keep_their_look_when_others_are_missing(examples):
         line.get_label(): line.get_color() for line in draw("latency", examples["synthetic"]).legends[0].get_lines()
     }
     assert len({colours[arm] for arm in sweep["arm"].unique()}) == 4
+
+
+def test_a_backend_that_counts_no_copies_is_not_drawn_as_one_that_copied_nothing(examples):
+    tables = examples["synthetic"]
+    columns = [name for name in tables.sweep if name.startswith(("transfer_to_", "copy_rate_to_"))]
+    silent = tables.sweep.copy()
+    silent.loc[silent["arm"] == "lmcache", columns] = np.nan
+    before = texts(draw("transfers", tables)).count("not counted")
+    after = texts(draw("transfers", Tables(silent, tables.pairs, tables.arms))).count("not counted")
+    cells = silent[(silent["arm"] == "lmcache") & (silent["succeeded"] > 0)].groupby(["group", "concurrency"]).ngroups
+    assert cells > 0
+    assert after - before == 2 * cells, "in both panels"

@@ -8,7 +8,7 @@ from workflow.figures.panels import arms_of, finish, groups_of, title_of
 from workflow.style import STATUS_COLOURS, new_figure
 
 REASONS_SHOWN = 3
-CELL_W, CELL_H = 1.75, 0.62
+CELL_W, CELL_H, LETTER_W = 1.75, 0.62, 0.08
 
 
 def sweep(table: pd.DataFrame) -> Figure:
@@ -16,7 +16,8 @@ def sweep(table: pd.DataFrame) -> Figure:
     groups = groups_of(table)
     widest = max(cell["concurrency"].nunique() for _, cell in groups)
     heights = [CELL_H * cell["arm"].nunique() + 0.9 for _, cell in groups]
-    figure = new_figure(max(6.5, 1.6 + CELL_W * widest), sum(heights) + 0.6)
+    names = LETTER_W * table["arm"].astype(str).str.len().max()
+    figure = new_figure(max(6.5, max(1.6, 0.6 + names) + CELL_W * widest), sum(heights) + 0.6)
     panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for (group, rows), axes in zip(groups, panels, strict=True):
         arms, concurrencies = arms_of(rows), sorted(rows["concurrency"].unique())

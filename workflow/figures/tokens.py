@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from workflow.explanation import SLOW_COPY_GB_PER_S
 from workflow.figures.panels import GREY, empty, finish, groups_of, means, styles_of, title_of
 from workflow.style import DIRECTION_COLOURS, SOURCE_COLOURS, new_figure
+from workflow.verdict import CONTROL
 
 BAR_W = 0.52
 PANEL_H = 2.9
@@ -101,6 +102,12 @@ def _two_directions(axes: Axes, cells: pd.DataFrame, name: str, per: float | Non
             face = colour if cell["good"] else "white"
             axes.bar(float(str(x)) + offset, height, 0.38, facecolor=face, edgecolor=colour, linewidth=0.8)
     axes.set_ylim(0, None)
+    # A gap would read as nothing copied, where the backend exports no such counter.
+    both = [name.format(way) for way in DIRECTION_COLOURS]
+    uncounted = (cells["arm"] != CONTROL) & (cells["succeeded"] > 0) & cells[both].isna().all(axis=1)
+    for x in cells.index[uncounted]:
+        axes.text(x, 0.03, "not counted", ha="center", va="bottom", rotation=90, size=6.5, color=GREY,
+                  transform=axes.get_xaxis_transform())  # fmt: skip
 
 
 def _bars(
