@@ -165,7 +165,8 @@ def _relative_draws(metric: Compared, side: _Side, drawn: Mapping[tuple[str, str
 
 
 def _arm_rows(side: _Side, drawn: Mapping[tuple[str, str], Resampled]) -> Iterator[dict[str, Any]]:
-    if not len(side.rows):
+    # Repeats over other sessions are no repeats: what they measured has no mean.
+    if not len(side.rows) or side.rows["trace_sha256"].nunique() > 1:
         return
     for metric in COMPARED:
         value, draws = _value(metric, side, drawn), _relative_draws(metric, side, drawn)

@@ -135,7 +135,10 @@ def _seen(run: Run | None) -> dict[str, Any]:
         return dict.fromkeys(RUN_COLUMNS)
     return {
         "trace_sha256": run.trace_content_sha256,
-        "versions": json.dumps(run.versions, sort_keys=True),
+        # A tag that was moved between two runs is another build, whatever versions its processes tell.
+        "versions": json.dumps(
+            run.versions | ({"image": run.image_digest} if run.image_digest else {}), sort_keys=True
+        ),
         "node": run.host.name,
         "git_revision": run.git_revision,
         "started_unix_s": run.started_unix_s,

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import gallery, synthetic
+from tests.unit.test_adoption import a_run
 from tests.unit.test_intervals import requests as some_requests
+from workflow import measured
 from workflow.comparison import REFUSED, compare, headline, number, pareto_front, summary, verdict
 from workflow.explanation import explain
 from workflow.intervals import COMPARED
@@ -76,6 +78,20 @@ def test_X17_X26_what_must_not_share_an_axis_is_not_compared(column, value, says
     assert set(pairs["verdict"]) == {"not comparable"}
     assert set(pairs["why"]) == {says}
     assert pairs["ratio"].isna().all()
+
+
+def test_repeats_over_other_sessions_have_no_mean():
+    table, requests = sweep(["none", "x"], repeats=2)
+    table.loc[table["point"] == "x-2", "trace_sha256"] = "b" * 64
+    pairs, arms = compare(table, requests)
+    assert set(pairs["verdict"]) == {"not comparable"}
+    assert set(arms["arm"]) == {"none"}
+
+
+def test_a_moved_tag_is_another_build():
+    digests = [measured._seen(a_run().model_copy(update={"image_digest": one}))["versions"] for one in ("a1", "b2")]
+    pairs, _ = compare(*sweep(["none", "x"], versions=dict(zip(("none", "x"), digests, strict=True))))
+    assert set(pairs["why"]) == {"two builds of image: a1, b2"}
 
 
 def test_a_component_that_only_one_arm_has_does_not_forbid_the_pair():
