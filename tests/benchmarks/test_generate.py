@@ -5,6 +5,7 @@ import tracemalloc
 import pytest
 
 from tests.benchmarks.generate import write_records, write_server
+from workflow.metrics import Context, measure
 from workflow.readers.aliases import find
 from workflow.readers.records import read_records
 from workflow.readers.server_metrics import read_server_metrics
@@ -26,6 +27,18 @@ def test_generated_records_are_read_as_they_were_meant(tmp_path):
     assert (tmp_path / "r.jsonl").stat().st_size / 1000 == pytest.approx(2800, rel=0.05)
     # The read buffer of 1 MiB, and under 500 bytes a record where its line has 2,800.
     assert peak < 2**20 + 1000 * 500
+
+
+def test_ten_times_the_records_need_little_more_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.benchmarks.generate.BALLAST", ())
+    for name in ("BLOCK_ROWS", "PART_ROWS"):
+        monkeypatch.setattr(f"workflow.readers.columns.{name}", 256)
+    peaks = []
+    for count in (2_000, 20_000):
+        write_records(tmp_path / "profile_export.jsonl", count)
+        peaks.append(peak_bytes(lambda: measure(tmp_path, Context(duration_s=30.0)))[1])
+    # What is kept of a record is 96 bytes in columns; a step looks at four of them at most.
+    assert peaks[1] - peaks[0] < 18_000 * 40
 
 
 def test_an_export_of_any_size_needs_the_memory_of_its_statistics(tmp_path):
