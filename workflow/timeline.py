@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pandas as pd
 
 from workflow.evidence import Context, Evidence, client_folder, last_end, read_evidence
@@ -19,6 +18,7 @@ from workflow.metrics import first_token_ns, output_tokens_in
 from workflow.readers import aliases
 from workflow.readers.aliases import Alias, Quantity
 from workflow.readers.series import Series
+from workflow.readers.server_metrics import read_families
 
 SLICES = 120
 """At most about this many slices: more would be finer than a figure shows."""
@@ -86,7 +86,7 @@ def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=list(COLUMNS))
     zero = evidence.window.start_ns
     export = client_folder(folder) / "server_metrics_export.json"
-    families = _families(export) if evidence.export is not None else {}
+    families = read_families(export) if evidence.export is not None else {}
     edges = _edges(evidence, _exported(families))
     frame = _from_records(evidence, edges)
     for name, values in _from_servers(families, edges).items():
@@ -99,13 +99,6 @@ def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
         [frame["start_s"] < 0, frame["start_s"] < window_s - 1e-6], ["warm-up", "profiling"], "drain"
     )
     return frame.reindex(columns=list(COLUMNS))
-
-
-def _families(path: Path) -> dict[str, Any]:
-    text = path.read_bytes().replace(b"NaN", b"null").replace(b"-Infinity", b"null").replace(b"Infinity", b"null")
-    found = orjson.loads(text).get("metrics") or {}
-    assert isinstance(found, dict)
-    return found
 
 
 def _exported(families: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -237,13 +230,15 @@ def _combined(chosen: list[tuple[Alias, dict[str, Any]]], quantity: Quantity, ed
 
 def _parts(series: Mapping[str, Any], names: tuple[str, ...], zero: int) -> tuple[Floats, Floats, Floats]:
     """Return (start, end, value) of a series' slices, ns since `zero`, by the first of the names that they have."""
-    rows = [
-        (int(one["start_ns"]) - zero, int(one["end_ns"]) - zero, float(value))
+    found = (
+        number
         for one in series.get("timeslices") or ()
         if (value := next((one[name] for name in names if one.get(name) is not None), None)) is not None
-    ]
-    table = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
+        for number in (int(one["start_ns"]) - zero, int(one["end_ns"]) - zero, float(value))
+    )
+    table = np.fromiter(found, np.float64).reshape(-1, 3)
+    starts, ends, values = table[np.lexsort(table.T[::-1])].T
+    return starts, ends, values
 
 
 def _counted(series: Mapping[str, Any], edges: Edges) -> Floats:

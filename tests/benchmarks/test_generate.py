@@ -9,6 +9,7 @@ from workflow.metrics import Context, measure
 from workflow.readers.aliases import find
 from workflow.readers.records import read_records
 from workflow.readers.server_metrics import read_server_metrics
+from workflow.timeline import timeline
 
 
 def peak_bytes(read):
@@ -47,3 +48,12 @@ def test_an_export_of_any_size_needs_the_memory_of_its_statistics(tmp_path):
     scrape, peak = peak_bytes(lambda: read_server_metrics(tmp_path / "s.json"))
     assert find(scrape.series, "generation_tokens").value == 2.0
     assert peak < 6_000_000
+
+
+def test_an_export_over_time_needs_the_memory_of_the_series_that_are_drawn(tmp_path):
+    write_records(tmp_path / "profile_export.jsonl", 300)
+    write_server(tmp_path / "server_metrics_export.json", 12)
+    frame, peak = peak_bytes(lambda: timeline(tmp_path, Context(duration_s=9.0)))
+    assert frame["preemptions_per_s"].notna().any()
+    # Two pieces of a megabyte as Python objects. The whole export as such would be 100 MB.
+    assert peak < 30_000_000
