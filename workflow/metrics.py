@@ -117,6 +117,11 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values["frozen_prefix_share"] = ratio(float(frozen), float(follow_ups), "no follow-up turn")
     values.update(_server(evidence, context))
     values.update(_power(evidence, context, values))
+    values["unique_prompts"] = (
+        Value(value=float(unique_prompts(evidence.records)), samples=evidence.records.succeeded)
+        if evidence.records.succeeded
+        else missing("no successful request", 0)
+    )
     loaded = evidence.client_log.traces or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
@@ -310,6 +315,16 @@ def frozen_prefixes(records: Records) -> tuple[int, int]:
     return frozen, follow_ups
 
 
+def unique_prompts(records: Records) -> int:
+    """Return how many different turns of conversations were answered."""
+    turns, at = np.empty(records.succeeded, np.int64), 0
+    for conversation, turn in records.answered.parts("conversation", "turn"):
+        turns[at : at + turn.size] = conversation.astype(np.int64) << 32 | turn
+        at += turn.size
+    turns.sort()
+    return int(np.count_nonzero(np.diff(turns))) + 1 if turns.size else 0
+
+
 def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
     records, window = evidence.records, evidence.window
     values: dict[str, Value] = {}
@@ -389,6 +404,9 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     if lookups is None:
         hits, lookups = evidence.amount("external_hits"), evidence.amount("external_queries")
     values["store_hit_share_of_lookups"] = ratio(hits, lookups, "the store exports no lookups")
+    values["store_early_exit_share"] = ratio(
+        evidence.amount("store_early_exits"), evidence.amount("store_lookups"), "the store exports no early exits"
+    )
     values["prefix_hit_share_of_attempts"] = ratio(
         evidence.amount("prefix_hits"), evidence.amount("prefix_queries"), "the engine exports no prefix queries"
     )

@@ -17,6 +17,7 @@ from workflow.definitions import DEFINITIONS, MINIMUM_SAMPLES
 from workflow.evidence import read_evidence
 from workflow.measured import table, write_requests
 from workflow.metrics import Accounting, Context, PointMetrics, _statistics, main, measure
+from workflow.readers.server_logs import PINNED_LATE, read_engine_log
 
 
 def values(attempt, **context):
@@ -164,30 +165,70 @@ def test_V7_the_deadline_of_a_real_client_is_a_time_out(artefacts):
     assert metrics.values["timed_out_share"].numerator == metrics.accounting.failed == 16
 
 
+def test_P19_many_requests_of_few_prompts_are_told_from_many_prompts(attempt):
+    assert values(attempt)["unique_prompts"].value == 100
+    for i, line in enumerate(attempt.records):
+        line["metadata"] |= {"turn_index": i % 7, "root_correlation_id": f"play {i // 7}", "conversation_id": "trace_0"}
+    found = values(attempt)["unique_prompts"]
+    assert (found.value, found.samples) == (7, 100)
+
+
 def test_V11_the_time_to_ready_is_a_metric_and_unknown_is_null(attempt):
     assert values(attempt, startup_s=55.4)["startup_s"].value == 55.4
     assert values(attempt)["startup_s"].null_reason == "the run did not record it"
 
 
+ANSWERED = '(APIServer pid=7) INFO:     127.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+STORED = "[2026-12-01 02:25:44,764] LMCache INFO: Stored 8192 tokens in 0.183 seconds (lmcache_driven_transfer.py:1136)"
+
+
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "work", "says"),
     [
         (
-            "(Worker pid=9) INFO 12-01 09:00:58 [gpu_worker.py:140] Host-registered mmap region rank=0 549.70 GB",
+            "(Worker pid=9) DEBUG 12-01 09:00:58 [gpu_worker.py:140] Host-registered mmap region rank=0 549.70 GB",
+            ANSWERED,
             "still",
         ),
-        ("(Worker pid=9) WARNING 12-01 09:00:58 [x.py:1] cudaHostRegister failed for rank=1 (code=1)", "not be pinned"),
+        (
+            "(Worker pid=9) DEBUG 12-01 09:00:58 [gpu_worker.py:140] cudaHostRegister rank=0 549.70 GB",
+            ANSWERED,
+            "still",
+        ),
+        (
+            "(Worker pid=9) INFO 12-01 09:00:58 [gpu_worker.py:612] Completed CPU memory pinning: 64 tensors pinned in "
+            "55.412 s",
+            ANSWERED,
+            "still",
+        ),
+        (
+            "[2026-12-01 02:25:04,755] LMCache INFO: LazyMemoryAllocator: Expanded 10240 MB pinned memory, now total "
+            "is 30720 MB / 65536 MB (46.9%) (lazy_memory_allocator.py:300)",
+            STORED,
+            "still",
+        ),
+        (
+            "(Worker pid=9) WARNING 12-01 09:00:58 [x.py:1] cudaHostRegister failed for rank=1 (code=1)",
+            ANSWERED,
+            "not be pinned",
+        ),
     ],
-    ids=["late", "failed"],
+    ids=["registered", "older", "in the background", "LMCache", "failed"],
 )
-def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, says):
-    work = '(APIServer pid=7) INFO:     127.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, work, says):
     log = attempt.folder / "engine.log"
     attempt.write()
     for text, expected in ((f"{work}\n{line}\n", 1), (f"{line}\n{work}\n", 0 if says == "still" else 1)):
         log.write_text(text)
         notes = measure(attempt.folder, Context()).notes
         assert sum(says in note for note in notes) == len(notes) == expected
+
+
+def test_V11_real_logs_in_which_pinning_was_over_before_the_first_request(artefacts):
+    folder = artefacts("h200-vllm-0.25.1")
+    logs = [folder / "lmcache-mp" / "lmcache.log", folder / "mooncake" / "vllm.log"]
+    assert "Expanded 10240 MB pinned memory" in logs[0].read_text()
+    assert all(PINNED_LATE not in read_engine_log(path).suspect for path in logs)
 
 
 def test_host_memory_is_that_of_all_processes_and_not_of_the_one_that_is_scraped(attempt):
