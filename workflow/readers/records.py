@@ -166,7 +166,9 @@ def read_records(path: Path, processes: int | None = None) -> Records:
             part.receive(here.recv())
         except EOFError:
             raise InputError(
-                "a process that read a part of it was killed", file=path, do="try again where there is more memory"
+                "a process that read a part of it was killed",
+                file=path,
+                do="try again where there is more memory, or more room for temporary files",
             ) from None
         other.join()
         here.close()

@@ -52,10 +52,15 @@ class TimeSlices:
 
     def _items(self, text: bytes) -> list[dict[str, Any]]:
         try:
-            items: list[dict[str, Any]] = orjson.loads(b"[" + _NO_NUMBER.sub(b"null", text) + b"]")
+            items: list[dict[str, Any]] = orjson.loads(b"[" + _with_nulls(text) + b"]")
         except ValueError as error:
             raise DamagedFile(f"time slices that are not JSON: {error}", file=self.path) from None
         return items
+
+
+def _with_nulls(text: bytes) -> bytes:
+    """Return JSON with null for the bare NaN and Infinity that Python writes; nearly no text has one."""
+    return _NO_NUMBER.sub(b"null", text) if b"NaN" in text or b"Infinity" in text else text
 
 
 def read_server_metrics(path: Path) -> Scrape:
@@ -93,7 +98,7 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError("no such file", file=path) from None
     try:
-        data = orjson.loads(_NO_NUMBER.sub(b"null", text))
+        data = orjson.loads(_with_nulls(text))
     except ValueError as error:
         raise DamagedFile(f"not JSON: {error}", file=path) from None
     data = known_object(data, path, "the server metrics export", SERVER_METRICS_VERSIONS)
