@@ -4,9 +4,12 @@ The kernel keeps such a file in its cache while there is room and on disk where 
 for the columns that it looks at, while it looks at them.
 """
 
+import os
 import struct
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +26,25 @@ PART_ROWS = 1 << 16
 """Rows that are looked at together where a step needs several columns."""
 
 
+class Scratch:
+    """A file without a name, where temporary files go. It is closed when the last table in it is gone."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - no block is as long as the tables live
+        weakref.finalize(self, self.file.close)
+
+
 class Columns:
     """Rows of numbers in a file, which several tables may share."""
 
-    def __init__(self, types: Mapping[str, str], file: IO[bytes]) -> None:
+    def __init__(self, types: Mapping[str, str], scratch: Scratch) -> None:
         """Begin without a row; `types` is name -> key of CODES, in the order of a row."""
         self._row = np.dtype(list(types.items()))
         self._pack = struct.Struct("=" + "".join(CODES[kind] for kind in types.values())).pack
-        self._file = file
+        self._scratch = scratch
         self._held = bytearray()
         self._held_bytes = BLOCK_ROWS * self._row.itemsize
-        self._blocks: list[tuple[IO[bytes], int, int]] = []
+        self._blocks: list[tuple[Scratch, int, int]] = []
 
     def __len__(self) -> int:
         return sum(rows for _, _, rows in self._blocks)
@@ -52,10 +63,11 @@ class Columns:
         """Write the rows that are held."""
         rows = np.frombuffer(self._held, self._row)
         if rows.size:
-            self._blocks.append((self._file, self._file.seek(0, 2), rows.size))
+            file = self._scratch.file
+            self._blocks.append((self._scratch, file.seek(0, os.SEEK_END), rows.size))
             for name in self._row.fields or ():
-                self._file.write(rows[name].tobytes())
-            self._file.flush()
+                file.write(rows[name].tobytes())
+            file.flush()
             self._held = bytearray()
 
     def written(self) -> list[tuple[int, int]]:
@@ -64,7 +76,7 @@ class Columns:
 
     def find(self, written: Sequence[tuple[int, int]]) -> None:
         """Take over blocks that another process wrote into the same file."""
-        self._blocks += [(self._file, offset, rows) for offset, rows in written]
+        self._blocks += [(self._scratch, offset, rows) for offset, rows in written]
 
     def append(self, other: "Columns") -> None:
         """Put the rows of a table with the same columns behind those of this one; they stay in their file."""
@@ -73,22 +85,22 @@ class Columns:
     def recode(self, name: str, codes: npt.NDArray[np.int32]) -> None:
         """Write `codes[number]` in place of each number of a column."""
         at = 0
-        for file, offset, rows in self._blocks:
+        for scratch, offset, rows in self._blocks:
             changed = codes[self.read(name, at, at + rows)]
-            file.seek(offset + rows * self._place(name))
-            file.write(changed.tobytes())
-            file.flush()
+            scratch.file.seek(offset + rows * self._place(name))
+            scratch.file.write(changed.tobytes())
+            scratch.file.flush()
             at += rows
 
     def read(self, name: str, start: int, stop: int) -> Column:
         """Read rows [start, stop) of a column."""
         found = np.empty(stop - start, self._row[name])
         at = 0
-        for file, offset, rows in self._blocks:
+        for scratch, offset, rows in self._blocks:
             first, last = max(start, at), min(stop, at + rows)
             if first < last:
-                file.seek(offset + rows * self._place(name) + (first - at) * found.itemsize)
-                file.readinto(found[first - start : last - start])  # type: ignore[attr-defined]
+                scratch.file.seek(offset + rows * self._place(name) + (first - at) * found.itemsize)
+                scratch.file.readinto(found[first - start : last - start].data)
             at += rows
         return found
 

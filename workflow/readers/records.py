@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import numpy.typing as npt
 import orjson
 
 from workflow.contract import InputError
-from workflow.readers.columns import Columns
+from workflow.readers.columns import Columns, Scratch
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -267,9 +266,9 @@ class _Table(_Rest):
 
     def __init__(self) -> None:
         super().__init__()
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the last of the columns in it
-        self.answered, self.unanswered = Columns(ANSWERED, file), Columns(UNANSWERED, file)
-        self.keys = Columns({"key": "i8"}, file)
+        scratch = Scratch()
+        self.answered, self.unanswered = Columns(ANSWERED, scratch), Columns(UNANSWERED, scratch)
+        self.keys = Columns({"key": "i8"}, scratch)
 
     def fill(self, path: Path, start: int, stop: int) -> None:
         """Read the records whose lines begin in [start, stop)."""
@@ -350,7 +349,6 @@ class _Table(_Rest):
             root = (
                 metadata.get("root_correlation_id") or metadata.get("x_correlation_id") or metadata.get("session_num")
             )
-            # Nothing is appended before the whole row is known: a row that fails half-way would shift the columns.
             self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
         self.traces.add(str(metadata.get("source_trace_id") or conversation.partition("::")[0]))
 
