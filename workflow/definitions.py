@@ -194,6 +194,13 @@ def _definitions() -> Iterator[Definition]:
         SERVER,
     )
     yield one(
+        "store_early_exit_share",
+        "fraction",
+        "lookups that the store ended before it looked / lookups; their tokens count neither as looked up nor as hit",
+        SERVER,
+        "lower",
+    )
+    yield one(
         "prefix_hit_share_of_attempts",
         "fraction",
         "prefix cache hits / queries; a waiting request counts at every scheduling attempt",
@@ -246,6 +253,13 @@ def _definitions() -> Iterator[Definition]:
         "traces",
         "traces that the client loaded, else trace ids seen in records",
         "client log, records",
+    )
+    yield one(
+        "unique_prompts",
+        "prompts",
+        "different turns of recorded conversations among the successful profiled requests; one that is played again is "
+        "another prompt only where the client begins each play with another text",
+        RECORDS,
     )
     yield one("power_mean_w", "W", "mean power of all GPUs over the steady window, summed", "power samples", "lower")
     for side in ("output", "total"):

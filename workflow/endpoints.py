@@ -28,13 +28,25 @@ def fetch(url: str, timeout_s: float = 10.0) -> bytes | None:
 
 
 def tell(url: str, timeout_s: float = 60.0) -> str | None:
-    """POST nothing to a URL and return a text that says what went wrong, None if nothing did; the answer is left."""
+    """POST nothing to a URL and return a text that says what went wrong, None if nothing did.
+
+    vLLM answers 200 and `{"success": false}` where it does not do what it is told. Any other answer is left.
+    """
     request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})  # noqa: S310 - our own server
     try:
-        with _OPENER.open(request, timeout=timeout_s):
-            return None
+        with _OPENER.open(request, timeout=timeout_s) as reply:
+            text = reply.read()
     except (OSError, http.client.HTTPException) as error:
         return f"{type(error).__name__}: {error}"
+    return f"it answers {text.decode(errors='replace')}" if _refused(text) else None
+
+
+def _refused(text: bytes) -> bool:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and answer.get("success") is False
 
 
 def ask(url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -118,13 +118,21 @@ class Evidence:
             return (self.summary.end - self.summary.start).total_seconds()
         return None
 
+    @cached_property
+    def answers_cached(self) -> tuple[float, float] | None:
+        """(cached, prompt) tokens by the answers' own usage fields, of the answers that have both; None: none has."""
+        answers, totals = 0, np.zeros(2)
+        for part in self.records.answered.parts("cached_tokens", "input_tokens"):
+            both = np.isfinite(part).all(axis=0)
+            answers += int(both.sum())
+            totals += [column[both].sum() for column in part]
+        return (float(totals[0]), float(totals[1])) if answers else None
+
     @property
     def client_cached_share(self) -> float | None:
         """Cached / prompt tokens by the answers' own usage fields, where the engine fills them in."""
-        cached, prompt = self.records.values["cached_tokens"], self.records.values["input_tokens"]
-        both = np.isfinite(cached) & np.isfinite(prompt)
-        total = float(prompt[both].sum())
-        return float(cached[both].sum()) / total if total > 0 else None
+        answers = self.answers_cached
+        return answers[0] / answers[1] if answers is not None and answers[1] > 0 else None
 
     def window_amount(self, quantity: str) -> float | None:
         """Return a server quantity that was counted over the profiling phase alone, or None."""
@@ -262,8 +270,10 @@ def _sources(logs: Sequence[EngineLog], records: Records, window: Window | None)
     if not logs or window is None or not records.wall_clock:
         return None
     end = max(last_end(records), window.end_ns or 0)
-    starts, prompts = records.start_ns / 1e9, np.nan_to_num(records.values["input_tokens"], nan=-1)
-    sent = [(float(at), int(prompt)) for at, prompt in zip(starts, prompts, strict=True)] if logs[0].tasks else []
+    sent: list[tuple[float, int]] = []
+    if logs[0].tasks:
+        starts, prompts = records.answered["start_ns"] / 1e9, np.nan_to_num(records.answered["input_tokens"], nan=-1)
+        sent = [(float(at), int(prompt)) for at, prompt in zip(starts, prompts, strict=True)]
     found = logs[0].sources(window.start_ns / 1e9, end / 1e9, sent)
     return found if found is not None and found.tasks else None
 
@@ -304,7 +314,7 @@ def _read_scrapes(folder: Path, client: Path, notes: list[str], damaged: list[st
 
 
 def _window(records: Records, summary: ClientSummary, scrapes: Sequence[Scrape], context: Context) -> Window | None:
-    starts = [int(array.min()) for array in (records.start_ns, records.other_start_ns) if array.size]
+    starts = [int(table["start_ns"].min()) for table in (records.answered, records.unanswered) if len(table)]
     if not starts:
         return None
     first = min(starts)
@@ -316,4 +326,4 @@ def _window(records: Records, summary: ClientSummary, scrapes: Sequence[Scrape],
 
 def last_end(records: Records) -> int:
     """Return the last end of a profiled request, ns; there has to be one."""
-    return max(int(array.max()) for array in (records.end_ns, records.other_end_ns) if array.size)
+    return max(int(table["end_ns"].max()) for table in (records.answered, records.unanswered) if len(table))

@@ -44,7 +44,7 @@ MEANING: Mapping[FailureClass, str] = {
     FailureClass.ENGINE_DIED: "The engine ended by itself or was killed.",
     FailureClass.ENGINE_BUG: "A known defect of this version of an engine or store; the same again meets it again.",
     FailureClass.SIDECAR_DIED: "A store or router beside the engine ended.",
-    FailureClass.STALLED: "The server was healthy, had requests and gave no token.",
+    FailureClass.STALLED: "The server was healthy, had requests and gave next to no token.",
     FailureClass.ERROR_STORM: "Request after request failed.",
     FailureClass.CLIENT_FAILED: "The replay client left no summary, or one without a successful request.",
     FailureClass.OUT_OF_TIME: "The replay client ran longer than warm-up, window and drain may take.",
@@ -151,6 +151,11 @@ SIGNATURES: tuple[Signature, ...] = (
         r"ImportError: lib(ibverbs|numa|curl|cudart)[\w.\-]*\.so",
         _C.CONFIGURATION,
         "a system library that the backend needs is missing in the image; install it there",
+    ),
+    _s(
+        r"assert not req_status\.transfer_jobs",
+        _C.ENGINE_BUG,
+        "vLLM admitted a preempted request again while its blocks were still copied; it needs a version that waits",
     ),
     _s(
         r"popleft_n|update_state_after_alloc",

@@ -81,9 +81,9 @@ def _inverted(data: Floats) -> Json:
 
 def _request_metrics(evidence: Evidence, gpus: int) -> Json:
     records = evidence.records
-    values = {name: _usable(records.values[name]) for name in ("ttft_s", "e2e_s", "itl_s", "full_response_itl_s")}
-    tokens = records.values["output_tokens"]
-    both = np.isfinite(records.values["e2e_s"]) & (records.values["e2e_s"] > 0) & np.isfinite(tokens) & (tokens > 0)
+    values = {name: _usable(records.answered[name]) for name in ("ttft_s", "e2e_s", "itl_s", "full_response_itl_s")}
+    tokens = records.answered["output_tokens"]
+    both = np.isfinite(records.answered["e2e_s"]) & (records.answered["e2e_s"] > 0) & np.isfinite(tokens) & (tokens > 0)
     itl = _distribution(values["itl_s"])
     ceiling = evidence.summary.share("theoretical_prefix_cache_hit")
     return {
@@ -94,12 +94,12 @@ def _request_metrics(evidence: Evidence, gpus: int) -> Json:
             "itl": itl,
             "tpot": dict(itl),
             "intvty": _inverted(values["itl_s"]),
-            "e2e_norm_intvty": _inverted(records.values["e2e_s"][both] / tokens[both]),
+            "e2e_norm_intvty": _inverted(records.answered["e2e_s"][both] / tokens[both]),
             "full_response_itl": _distribution(values["full_response_itl_s"]),
             "full_response_intvty": _inverted(values["full_response_itl_s"]),
         },
         "tokens": {
-            "input": _distribution(_known(records.values["input_tokens"])),
+            "input": _distribution(_known(records.answered["input_tokens"])),
             "output_actual": _distribution(_known(tokens)),
             # Upstream looks it up in a local copy of the trace corpus; it is left out where there is none.
             "output_expected": {},
@@ -121,7 +121,8 @@ def _qps(records: Records) -> Json:
     """Requests ended in each whole second from the first end on; the last, partial second is dropped."""
     if records.succeeded == 0:
         return {}
-    ends = (records.end_ns - records.end_ns.min()) / 1e9
+    ended = records.answered["end_ns"]
+    ends = (ended - ended.min()) / 1e9
     whole = int(ends.max())
     if whole < 1:
         span = _span(records)
@@ -131,7 +132,7 @@ def _qps(records: Records) -> Json:
 
 
 def _span(records: Records) -> float:
-    return float(records.end_ns.max() - records.start_ns.min()) / 1e9
+    return float(records.answered["end_ns"].max() - records.answered["start_ns"].min()) / 1e9
 
 
 def _throughput(records: Records, gpus: int) -> Json:
@@ -140,8 +141,8 @@ def _throughput(records: Records, gpus: int) -> Json:
     seconds = _span(records)
     if seconds <= 0:
         return {}
-    inputs = float(np.nansum(records.values["input_tokens"])) / seconds
-    outputs = float(np.nansum(records.values["output_tokens"])) / seconds
+    inputs = float(np.nansum(records.answered["input_tokens"])) / seconds
+    outputs = float(np.nansum(records.answered["output_tokens"])) / seconds
     rates = {"input": inputs, "output": outputs, "total": inputs + outputs}
     return {
         **{side: {"tokens_per_second": rate} for side, rate in rates.items()},
@@ -268,7 +269,7 @@ def _server_metrics(evidence: Evidence, series: Sequence[Series]) -> Json:
         _ADAPTERS[adapter](result, _Export(series))
     for key, side in (("prompt_total", "input"), ("generation_total", "output")):
         if result["tokens"][key] is None and records.succeeded:
-            result["tokens"][key] = float(np.nansum(records.values[f"{side}_tokens"]))
+            result["tokens"][key] = float(np.nansum(records.answered[f"{side}_tokens"]))
     return result
 
 

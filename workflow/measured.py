@@ -2,18 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from workflow.config import Limits
 from workflow.contract import InputError, file_sha256
-from workflow.evidence import Context, read_evidence
+from workflow.definitions import DEFINITIONS
+from workflow.evidence import Context, Evidence, read_evidence
 from workflow.failures import last_failure
-from workflow.metrics import PointMetrics, measure_evidence, table
+from workflow.metrics import Accounting, PointMetrics, measure_evidence
 from workflow.points import Point, topology
+from workflow.readers.columns import PART_ROWS
 from workflow.runs import Run
 from workflow.timeline import timeline_of_evidence
 
@@ -49,14 +54,14 @@ class Measured(NamedTuple):
     """One run in numbers."""
 
     metrics: PointMetrics
-    requests: pd.DataFrame
-    """Its successful profiled requests, a row each."""
+    evidence: Evidence
+    """What the numbers are made of, the requests among it."""
     timeline: pd.DataFrame
     """With the columns of `workflow.timeline`."""
 
 
 def measure_run(point_file: Path, run_file: Path, limits: Limits) -> Measured:
-    """Return a run's metrics, its requests, and both over time; its artefacts are read once for all three.
+    """Return a run's metrics, its evidence, and both over time; its artefacts are read once for all three.
 
     Raises InputError where an artefact is not what was published: a changed artefact would give a number
     that nobody measured, so every file is compared with the run's hash.
@@ -73,8 +78,64 @@ def measure_run(point_file: Path, run_file: Path, limits: Limits) -> Measured:
             )
     context = context_for(point, run, limits)
     evidence = read_evidence(folder, context)
-    metrics, requests = measure_evidence(evidence, context, folder.name)
-    return Measured(metrics, requests, timeline_of_evidence(evidence, folder))
+    metrics = measure_evidence(evidence, context, folder.name)
+    return Measured(metrics, evidence, timeline_of_evidence(evidence, folder))
+
+
+def write_requests(evidence: Evidence, path: Path) -> None:
+    """Write the successful profiled requests as Parquet, a row each and a row group for every PART_ROWS of them.
+
+    Columns: session, conversation, turn, agent_depth, start_s (since the window's start), ttft_s, e2e_s, itl_s,
+    input_tokens, output_tokens, cached_tokens; NaN is unknown.
+    """
+    frames = map(pa.Table.from_pandas, request_frames(evidence))
+    first = next(frames)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for rows in chain((first,), frames):
+            writer.write_table(rows)
+
+
+def request_frames(evidence: Evidence) -> Iterator[pd.DataFrame]:
+    """Yield the requests a part at a time; one without a row where there is none."""
+    records = evidence.records
+    start = evidence.window.start_ns if evidence.window else 0
+    codes = ("turn", "agent_depth", "session", "conversation", "start_ns")
+    values = ("ttft_s", "e2e_s", "itl_s", "input_tokens", "output_tokens", "cached_tokens")
+    sessions, conversations = (pd.Index(names, dtype=object) for names in (records.sessions, records.conversations))
+    for at in range(0, max(1, records.succeeded), PART_ROWS):
+        stop = min(at + PART_ROWS, records.succeeded)
+        column = {name: records.answered.read(name, at, stop) for name in (*codes, *values)}
+        yield pd.DataFrame(
+            {
+                "session": pd.Categorical.from_codes(column["session"], categories=sessions),
+                "conversation": pd.Categorical.from_codes(column["conversation"], categories=conversations),
+                "turn": column["turn"],
+                "agent_depth": column["agent_depth"],
+                "start_s": (column["start_ns"] - start) / 1e9,
+                **{name: column[name] for name in values},
+            },
+            index=pd.RangeIndex(at, stop),
+            copy=False,
+        )
+
+
+def table(points: Iterable[PointMetrics]) -> pd.DataFrame:
+    """Return a row a point and a column a metric; in front point, status, reasons, notes (a line each), accounting."""
+    rows = []
+    for one in points:
+        row: dict[str, object] = {
+            "point": one.point,
+            "status": one.status,
+            "reasons": ";".join(finding.code.value for finding in one.findings),
+            "notes": "\n".join(one.notes),
+            "definition_version": one.definition_version,
+            **one.accounting.model_dump(),
+        }
+        row.update({name: one.values[name].value if name in one.values else None for name in DEFINITIONS})
+        rows.append(row)
+    fixed = ["point", "status", "reasons", "notes", "definition_version", *Accounting.model_fields]
+    frame = pd.DataFrame(rows, columns=[*fixed, *DEFINITIONS])
+    return frame.astype(dict.fromkeys(DEFINITIONS, "float64"))
 
 
 POINT_COLUMNS = (
@@ -90,7 +151,7 @@ def sweep_table(
     """Return one row for every planned point, in the order of the plan; nothing disappears.
 
     Columns: point, POINT_COLUMNS, RUN_COLUMNS, status (`ok`, `invalid`, `failed`, `missing`), reasons, and the columns
-    of `metrics.table`; None and NaN where nothing was measured. `metrics` and `runs` hold what there is, by point.
+    of `table`; None and NaN where nothing was measured. `metrics` and `runs` hold what there is, by point.
     """
     listed = list(points)
     measured = table(metrics[point.id] for point in listed if point.id in metrics)
@@ -152,7 +213,7 @@ def write_measured(measured: Measured, results: Path) -> None:
     requests, timeline = _requests_file(results, point), _timeline_file(results, point)
     for path in (requests, timeline):
         path.parent.mkdir(parents=True, exist_ok=True)
-    measured.requests.to_parquet(requests)
+    write_requests(measured.evidence, requests)
     measured.timeline.to_parquet(timeline, index=False)
     measured.metrics.write(results / "metrics" / f"{point}.json")
 

@@ -7,12 +7,12 @@ InferenceX's own aggregate.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 from workflow.config import Limits
 from workflow.contract import Document, Finding, InputError, Strict
@@ -29,10 +29,11 @@ from workflow.definitions import (
 )
 from workflow.evidence import Context, Evidence, last_end, read_evidence
 from workflow.inferencex_aggregate import aggregate
-from workflow.readers.records import Floats, Records
+from workflow.readers.columns import PART_ROWS
+from workflow.readers.records import Floats, Integers, Records
 from workflow.verdict import judge, remarks
 
-__all__ = ["DEFINITIONS", "Accounting", "Context", "Definition", "PointMetrics", "Value", "measure", "table"]
+__all__ = ["DEFINITIONS", "Accounting", "Context", "Definition", "PointMetrics", "Value", "measure"]
 
 NOT_TOLD = "the engine does not tell this tier apart"
 
@@ -66,24 +67,22 @@ class PointMetrics(Document):
     """Every name of DEFINITIONS is a key."""
 
 
-def measure(folder: Path, context: Context) -> tuple[PointMetrics, pd.DataFrame]:
-    """Return the metrics and verdict of one attempt, and its successful profiled requests as a table.
+def measure(folder: Path, context: Context) -> PointMetrics:
+    """Return the metrics and verdict of one attempt.
 
     `folder` holds the client's artefacts directly or in `client/`, logs beside them, and Prometheus text snapshots in
-    `metrics/<name>.before.prom` and `.after.prom` where they were taken. Columns of the table: session, conversation,
-    turn, agent_depth, start_s (since the window's start), ttft_s, e2e_s, itl_s, input_tokens, output_tokens,
-    cached_tokens; NaN is unknown.
+    `metrics/<name>.before.prom` and `.after.prom` where they were taken.
     Raises InputError: no records, or an artefact with an unknown schema version.
     """
     return measure_evidence(read_evidence(folder, context), context, folder.resolve().name)
 
 
-def measure_evidence(evidence: Evidence, context: Context, name: str) -> tuple[PointMetrics, pd.DataFrame]:
+def measure_evidence(evidence: Evidence, context: Context, name: str) -> PointMetrics:
     """Return what `measure` does, of a folder of this name that was read already."""
     values = compute(evidence, context)
     findings = judge(evidence, values, context)
     records = evidence.records
-    metrics = PointMetrics(
+    return PointMetrics(
         schema_version=PointMetrics.SCHEMA_VERSION,
         point=context.point or name,
         status="invalid" if findings else "ok",
@@ -102,48 +101,6 @@ def measure_evidence(evidence: Evidence, context: Context, name: str) -> tuple[P
         definition_version=DEFINITION_VERSION,
         values=values,
     )
-    return metrics, requests_frame(evidence)
-
-
-def table(points: Iterable[PointMetrics]) -> pd.DataFrame:
-    """Return a row a point and a column a metric; in front point, status, reasons, notes (a line each), accounting."""
-    rows = []
-    for one in points:
-        row: dict[str, object] = {
-            "point": one.point,
-            "status": one.status,
-            "reasons": ";".join(finding.code.value for finding in one.findings),
-            "notes": "\n".join(one.notes),
-            "definition_version": one.definition_version,
-            **one.accounting.model_dump(),
-        }
-        row.update({name: one.values[name].value if name in one.values else None for name in DEFINITIONS})
-        rows.append(row)
-    fixed = ["point", "status", "reasons", "notes", "definition_version", *Accounting.model_fields]
-    frame = pd.DataFrame(rows, columns=[*fixed, *DEFINITIONS])
-    return frame.astype(dict.fromkeys(DEFINITIONS, "float64"))
-
-
-def requests_frame(evidence: Evidence) -> pd.DataFrame:
-    """Return the successful profiled requests, a row each."""
-    records = evidence.records
-    start = evidence.window.start_ns if evidence.window else 0
-    return pd.DataFrame(
-        {
-            "session": pd.Categorical.from_codes(records.session, categories=pd.Index(records.sessions, dtype=object)),
-            "conversation": pd.Categorical.from_codes(
-                records.conversation, categories=pd.Index(records.conversations, dtype=object)
-            ),
-            "turn": records.turn,
-            "agent_depth": records.agent_depth,
-            "start_s": (records.start_ns - start) / 1e9,
-            **{
-                name: records.values[name]
-                for name in ("ttft_s", "e2e_s", "itl_s", "input_tokens", "output_tokens", "cached_tokens")
-            },
-        },
-        copy=False,
-    )
 
 
 # ---------------------------------------------------------------------------------------------- computing
@@ -160,6 +117,11 @@ def compute(evidence: Evidence, context: Context) -> dict[str, Value]:
     values["frozen_prefix_share"] = ratio(float(frozen), float(follow_ups), "no follow-up turn")
     values.update(_server(evidence, context))
     values.update(_power(evidence, context, values))
+    values["unique_prompts"] = (
+        Value(value=float(unique_prompts(evidence.records)), samples=evidence.records.succeeded)
+        if evidence.records.succeeded
+        else missing("no successful request", 0)
+    )
     loaded = evidence.client_log.traces or len(evidence.records.traces)
     values["traces_loaded"] = Value(value=float(loaded)) if loaded else missing("no trace ids")
     values["startup_s"] = (
@@ -172,15 +134,22 @@ def _float(number: int | None) -> float | None:
     return None if number is None else float(number)
 
 
-def _statistic(data: Floats, name: str) -> Value:
-    """Return one statistic of finite values; null below its minimum sample count."""
-    least = MINIMUM_SAMPLES[name]
-    if data.size == 0:
-        return missing("no request has it", 0)
-    if data.size < least:
-        return missing(f"{data.size} requests; {name} needs {least}", int(data.size))
-    value = data.mean() if name == "mean" else np.percentile(data, PERCENTILES[name])
-    return Value(value=float(value), samples=int(data.size))
+def _statistics(data: Floats, names: Collection[str]) -> dict[str, Value]:
+    """Return statistics of finite values, by name; null below their minimum sample counts. Sorts `data` in part."""
+    size = int(data.size)
+    if not size:
+        return dict.fromkeys(names, missing("no request has it", 0))
+    # The mean first: its last digit depends on the order of the values.
+    found = {"mean": data.mean()}
+    percentiles = [name for name in names if name in PERCENTILES]
+    at = np.percentile(data, [PERCENTILES[name] for name in percentiles], overwrite_input=True)
+    found |= zip(percentiles, at, strict=True)
+    return {
+        name: missing(f"{size} requests; {name} needs {MINIMUM_SAMPLES[name]}", size)
+        if size < MINIMUM_SAMPLES[name]
+        else Value(value=float(found[name]), samples=size)
+        for name in names
+    }
 
 
 def _inverse(value: Value) -> Value:
@@ -191,11 +160,37 @@ def _inverse(value: Value) -> Value:
     return Value(value=1 / value.value, samples=value.samples)
 
 
-def tpot(records: Records) -> Floats:
+def tpot(e2e_s: Floats, ttft_s: Floats, output_tokens: Floats) -> Floats:
     """Return (e2e - ttft) / (output tokens - 1) in seconds; NaN below two tokens."""
-    tokens = records.values["output_tokens"]
-    steps = np.where(tokens >= 2, tokens - 1, np.nan)
-    return np.asarray((records.values["e2e_s"] - records.values["ttft_s"]) / steps, dtype=np.float64)
+    steps = np.where(output_tokens >= 2, output_tokens - 1, np.nan)
+    return np.asarray((e2e_s - ttft_s) / steps, dtype=np.float64)
+
+
+def itl(itl_s: Floats, output_tokens: Floats) -> Floats:
+    """Return inter-token latencies in seconds; NaN below two tokens."""
+    return np.where(output_tokens >= 2, itl_s, np.nan)
+
+
+def e2e_per_token(e2e_s: Floats, output_tokens: Floats) -> Floats:
+    """Return end-to-end seconds per output token; NaN without one."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(e2e_s / np.where(output_tokens > 0, output_tokens, np.nan), dtype=np.float64)
+
+
+def as_recorded(values: Floats) -> Floats:
+    """Return a column as it is."""
+    return values
+
+
+LATENCIES: Mapping[str, tuple[Callable[..., Floats], tuple[str, ...]]] = {
+    "ttft": (as_recorded, ("ttft_s",)),
+    "e2e": (as_recorded, ("e2e_s",)),
+    "itl": (itl, ("itl_s", "output_tokens")),
+    "tpot": (tpot, ("e2e_s", "ttft_s", "output_tokens")),
+    "full_response_itl": (as_recorded, ("full_response_itl_s",)),
+    "e2e_per_token": (e2e_per_token, ("e2e_s", "output_tokens")),
+}
+"""Name -> (function of columns, the columns): seconds of a request."""
 
 
 def positive(data: Floats) -> Floats:
@@ -203,43 +198,47 @@ def positive(data: Floats) -> Floats:
     return data[np.isfinite(data) & (data > 0)]
 
 
+def finite(data: Floats) -> Floats:
+    """Return the values that are there."""
+    return data[np.isfinite(data)]
+
+
+def gathered(
+    records: Records, of: Callable[..., Floats], columns: tuple[str, ...], keep: Callable[[Floats], Floats]
+) -> Floats:
+    """Return `keep(of(*columns))` over all requests, without more of them in memory than the result."""
+    found, size = np.empty(records.succeeded), 0
+    for part in records.answered.parts(*columns):
+        kept = keep(of(*part))
+        found[size : size + kept.size] = kept
+        size += kept.size
+    return found[:size]
+
+
 def _latencies(records: Records) -> dict[str, Value]:
     values: dict[str, Value] = {}
-    for name, data in _each_latency(records):
-        values.update({f"{name}_{stat}": _statistic(data, stat) for stat in MINIMUM_SAMPLES})
+    for name, (of, columns) in LATENCIES.items():
+        found = _statistics(gathered(records, of, columns, positive), MINIMUM_SAMPLES)
+        values.update({f"{name}_{statistic}_s": value for statistic, value in found.items()})
     inverted = {
         "interactivity": "itl",
         "full_response_interactivity": "full_response_itl",
         "e2e_interactivity": "e2e_per_token",
     }
-    values = {f"{name}_s": value for name, value in values.items()}
     for name, latency in inverted.items():
-        for stat in MINIMUM_SAMPLES:
-            values[f"{name}_{stat}_tok_per_s"] = _inverse(values[f"{latency}_{stat}_s"])
-    for side in ("input", "output"):
-        column = records.values[f"{side}_tokens"]
-        for stat in ("mean", "p50", "p90"):
-            values[f"{side}_tokens_{stat}"] = _statistic(column[np.isfinite(column)], stat)
-    lag = records.lag_s[np.isfinite(records.lag_s)]
-    values["client_lag_p95_s"] = _statistic(lag, "p95")
+        for statistic in MINIMUM_SAMPLES:
+            values[f"{name}_{statistic}_tok_per_s"] = _inverse(values[f"{latency}_{statistic}_s"])
+    for side in ("input_tokens", "output_tokens"):
+        found = _statistics(gathered(records, as_recorded, (side,), finite), ("mean", "p50", "p90"))
+        values.update({f"{side}_{statistic}": value for statistic, value in found.items()})
+    lag = gathered(records, as_recorded, ("lag_s",), finite)
+    values["client_lag_p95_s"] = _statistics(lag, ("p95",))["p95"]
     return values
-
-
-def _each_latency(records: Records) -> Iterator[tuple[str, Floats]]:
-    """Yield (name, values in seconds) one after the other: all of them together would be half of the records again."""
-    tokens = records.values["output_tokens"]
-    yield "ttft", positive(records.values["ttft_s"])
-    yield "e2e", positive(records.values["e2e_s"])
-    yield "itl", positive(np.where(tokens >= 2, records.values["itl_s"], np.nan))
-    yield "tpot", positive(tpot(records))
-    yield "full_response_itl", positive(records.values["full_response_itl_s"])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        yield "e2e_per_token", positive(records.values["e2e_s"] / np.where(tokens > 0, tokens, np.nan))
 
 
 def _accounting(records: Records) -> dict[str, Value]:
     answered = records.succeeded + records.failed
-    zero = float(np.sum(records.values["output_tokens"] == 0))
+    zero = float(np.sum(records.answered["output_tokens"] == 0))
     none = "no profiled request"
     return {
         "error_share": ratio(float(records.failed), float(answered), none),
@@ -250,39 +249,43 @@ def _accounting(records: Records) -> dict[str, Value]:
     }
 
 
-BLOCK = 1 << 16
-"""Requests that are looked at together where a step needs several arrays of them."""
-
-
-def first_token_ns(records: Records, part: slice = slice(None)) -> Floats:
+def first_token_ns(start_ns: Integers, ttft_s: Floats) -> Floats:
     """Return when each request's first token came; its start where the time to first token is unknown or infinite."""
-    ttft = np.nan_to_num(records.values["ttft_s"][part], nan=0.0, posinf=0.0, neginf=0.0)
-    return np.asarray(records.start_ns[part] + ttft * 1e9, dtype=np.float64)
+    ttft = np.nan_to_num(ttft_s, nan=0.0, posinf=0.0, neginf=0.0)
+    return np.asarray(start_ns + ttft * 1e9, dtype=np.float64)
 
 
 def prompt_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
     """Return prompt tokens of the requests whose first token came in a stretch of time."""
     begun = 0.0
-    for at in range(0, records.succeeded, BLOCK):
-        part = slice(at, at + BLOCK)
-        first = first_token_ns(records, part)
-        inside = (first >= start_ns) & (first < stop_ns)
-        begun += float(np.nansum(records.values["input_tokens"][part][inside]))
+    for start, ttft, prompt in records.answered.parts("start_ns", "ttft_s", "input_tokens"):
+        first = first_token_ns(start, ttft)
+        begun += float(np.nansum(prompt[(first >= start_ns) & (first < stop_ns)]))
     return begun
 
 
-def output_tokens_between(records: Records, start_ns: int, stop_ns: int) -> float:
-    """Return output tokens made in a stretch of time: the first at the first token, the rest evenly until the end."""
-    made = 0.0
-    for at in range(0, records.succeeded, BLOCK):
-        part = slice(at, at + BLOCK)
-        tokens = np.nan_to_num(records.values["output_tokens"][part])
-        first, end = first_token_ns(records, part), records.end_ns[part]
+def ended_between(records: Records, start_ns: int, stop_ns: int) -> int:
+    """Return how many requests ended in a stretch of time."""
+    ends = records.answered["end_ns"]
+    return int(np.sum((ends >= start_ns) & (ends < stop_ns)))
+
+
+def output_tokens_in(records: Records, edges_ns: Sequence[int]) -> list[float]:
+    """Return output tokens made between each edge and the next: the first at the first token, then evenly to the end.
+
+    Edges ascend.
+    """
+    made = [0.0] * (len(edges_ns) - 1)
+    for start, ttft, end, output in records.answered.parts("start_ns", "ttft_s", "end_ns", "output_tokens"):
+        tokens = np.nan_to_num(output)
+        at_first, later = np.minimum(tokens, 1), np.maximum(tokens - 1, 0)
+        first = first_token_ns(start, ttft)
         length = np.maximum(end - first, 1.0)
-        overlap = np.minimum(end, stop_ns) - np.maximum(first, start_ns)
-        inside = np.clip(overlap / length, 0.0, 1.0)
-        at_first = ((first >= start_ns) & (first < stop_ns)).astype(np.float64)
-        made += float(np.sum(np.minimum(tokens, 1) * at_first + np.maximum(tokens - 1, 0) * inside))
+        for i, (here, there) in enumerate(pairwise(edges_ns)):
+            overlap = np.minimum(end, there) - np.maximum(first, here)
+            inside = np.clip(overlap / length, 0.0, 1.0)
+            begun = ((first >= here) & (first < there)).astype(np.float64)
+            made[i] += float(np.sum(at_first * begun + later * inside))
     return made
 
 
@@ -296,15 +299,14 @@ def frozen_prefixes(records: Records) -> tuple[int, int]:
     A cache that evicts gives a shorter prefix, one that stores a longer one. To the token the same prefix as a turn
     ago, with FROZEN_TOKENS or more of that turn's prompt beyond it, means that the turn was not stored at all.
     """
-    if not records.succeeded:
-        return 0, 0
-    order = np.lexsort((records.start_ns, records.conversation))
-    prompt, cached = records.values["input_tokens"], records.values["cached_tokens"]
+    conversation = records.answered["conversation"]
+    order = np.lexsort((records.answered["start_ns"], conversation))
+    prompt, cached = records.answered["input_tokens"], records.answered["cached_tokens"]
     frozen = follow_ups = 0
-    for at in range(0, len(order) - 1, BLOCK):
-        before, after = order[at : at + BLOCK], order[at + 1 : at + 1 + BLOCK]
+    for at in range(0, len(order) - 1, PART_ROWS):
+        before, after = order[at : at + PART_ROWS], order[at + 1 : at + 1 + PART_ROWS]
         before = before[: len(after)]
-        follows = (records.conversation[before] == records.conversation[after]) & (prompt[after] > prompt[before])
+        follows = (conversation[before] == conversation[after]) & (prompt[after] > prompt[before])
         follows &= np.isfinite(cached[before]) & np.isfinite(cached[after])
         stood = (cached[after] == cached[before]) & (prompt[before] - cached[after] >= FROZEN_TOKENS)
         # A prefix of nothing that stays nothing is a cache that does not help at all, not one that stopped storing.
@@ -313,12 +315,23 @@ def frozen_prefixes(records: Records) -> tuple[int, int]:
     return frozen, follow_ups
 
 
+def unique_prompts(records: Records) -> int:
+    """Return how many different turns of conversations were answered."""
+    turns, at = np.empty(records.succeeded, np.int64), 0
+    for conversation, turn in records.answered.parts("conversation", "turn"):
+        turns[at : at + turn.size] = conversation.astype(np.int64) << 32 | turn
+        at += turn.size
+    turns.sort()
+    return int(np.count_nonzero(np.diff(turns))) + 1 if turns.size else 0
+
+
 def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
     records, window = evidence.records, evidence.window
     values: dict[str, Value] = {}
-    inputs, outputs = (float(np.nansum(records.values[f"{side}_tokens"])) for side in ("input", "output"))
+    inputs, outputs = (float(np.nansum(records.answered[f"{side}_tokens"])) for side in ("input", "output"))
     sides = {"input": inputs, "output": outputs, "total": inputs + outputs}
-    span = float(records.end_ns.max() - records.start_ns.min()) / 1e9 if records.succeeded else None
+    answered = records.answered
+    span = float(answered["end_ns"].max() - answered["start_ns"].min()) / 1e9 if records.succeeded else None
     none = "no successful request"
     values["inferencex_window_s"] = missing(none) if span is None else Value(value=span, samples=records.succeeded)
     for side, tokens in sides.items():
@@ -334,19 +347,19 @@ def _throughput(evidence: Evidence, context: Context) -> dict[str, Value]:
         return values | {name: missing(reason) for name in steady}
     start, end, seconds = window.start_ns, window.end_ns, window.duration_s
     prompts = prompt_tokens_between(records, start, end)
-    made = output_tokens_between(records, start, end)
+    last = last_end(records)
+    made, late = output_tokens_in(records, (start, end, max(end, last + 1)))
     for side, tokens in {"input": prompts, "output": made, "total": prompts + made}.items():
         values[f"{side}_tok_per_s_per_gpu"] = ratio(tokens, seconds * context.gpus, none)
-    ended = float(np.sum((records.end_ns >= start) & (records.end_ns < end)))
-    drain = max(0.0, (last_end(records) - end) / 1e9)
-    late = output_tokens_between(records, end, max(end, last_end(records) + 1))
+    ended = ended_between(records, start, end)
+    drain = max(0.0, (last - end) / 1e9)
     in_flight, busy, span_seconds = activity(records, start, end)
     values["window_s"] = Value(value=seconds)
     values["drain_s"] = Value(value=drain)
     values["drain_output_tok_per_s_per_gpu"] = (
         ratio(late, drain * context.gpus, none) if drain > 0 else missing("nothing ran after the window")
     )
-    values["request_per_s"] = ratio(ended, seconds, none)
+    values["request_per_s"] = ratio(float(ended), seconds, none)
     values["achieved_concurrency_mean"] = ratio(in_flight, seconds, none)
     values["busy_share"] = ratio(busy, seconds, none)
     values["activity_span_share"] = ratio(span_seconds, seconds, none)
@@ -359,19 +372,18 @@ def activity(records: Records, start_ns: int, stop_ns: int) -> tuple[float, floa
     All profiled requests count, failed and cancelled ones too: they load the server, and a long stream that is still
     running covers the window's end although no request starts there.
     """
-    begins = np.concatenate([records.start_ns, records.other_start_ns])
-    ends = np.concatenate([records.end_ns, records.other_end_ns])
+    begins, ends = (
+        np.concatenate([records.answered[name], records.unanswered[name]]) for name in ("start_ns", "end_ns")
+    )
     for moments in (begins, ends):
         np.clip(moments, start_ns, stop_ns, out=moments)
     np.maximum(ends, begins, out=ends)
     in_flight = float((ends - begins).sum())
-    order = np.argsort(begins, kind="stable")
-    begins = begins[order]
-    ends = ends[order]
-    del order
-    reached = np.maximum.accumulate(ends, out=ends)
-    idle, span = float(begins[0] - start_ns), float(reached[-1] - start_ns)
-    gaps = np.subtract(begins[1:], reached[:-1], out=begins[1:])
+    # Nothing is in flight from the k-th end to the next begin, where that is later: k requests have begun, k ended.
+    begins.sort()
+    ends.sort()
+    idle, span = float(begins[0] - start_ns), float(ends[-1] - start_ns)
+    gaps = np.subtract(begins[1:], ends[:-1], out=begins[1:])
     idle += float(np.maximum(gaps, 0, out=gaps).sum())
     return in_flight / 1e9, (span - idle) / 1e9, span / 1e9
 
@@ -392,6 +404,9 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     if lookups is None:
         hits, lookups = evidence.amount("external_hits"), evidence.amount("external_queries")
     values["store_hit_share_of_lookups"] = ratio(hits, lookups, "the store exports no lookups")
+    values["store_early_exit_share"] = ratio(
+        evidence.amount("store_early_exits"), evidence.amount("store_lookups"), "the store exports no early exits"
+    )
     values["prefix_hit_share_of_attempts"] = ratio(
         evidence.amount("prefix_hits"), evidence.amount("prefix_queries"), "the engine exports no prefix queries"
     )
@@ -417,8 +432,8 @@ def hits_elsewhere(evidence: Evidence) -> bool:
     if share is not None:
         return share > 0.01
     records = evidence.records
-    first, later = (records.values["ttft_s"][mask] for mask in (records.turn == 0, records.turn > 0))
-    first, later = positive(first), positive(later)
+    turn, ttft = records.answered["turn"], records.answered["ttft_s"]
+    first, later = positive(ttft[turn == 0]), positive(ttft[turn > 0])
     return first.size >= 10 and later.size >= 10 and bool(np.median(later) < FAST_REPEAT * np.median(first))
 
 
@@ -464,11 +479,9 @@ def prompt_tokens_by_source(
         found = evidence.sources
         tiers |= {"device": float(found.device), "host": float(found.host), "computed": float(found.computed)}
         return float(found.prompt), tiers, float(found.device + found.host)
-    records = evidence.records
-    both = np.isfinite(records.values["cached_tokens"]) & np.isfinite(records.values["input_tokens"])
-    if both.any():
-        prompt = float(records.values["input_tokens"][both].sum())
-        cached = float(records.values["cached_tokens"][both].sum())
+    answers = evidence.answers_cached
+    if answers is not None:
+        cached, prompt = answers
         tiers["computed"] = prompt - cached
         return prompt, tiers, cached
     cached_found, prompt_found = evidence.amount("tokens_cached"), evidence.amount("prompt_tokens")
@@ -557,7 +570,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = aggregate(read_evidence(options.folder, context), options.gpus)
             text = json.dumps(found, indent=2, allow_nan=False) + "\n"
         else:
-            text = measure(options.folder, context)[0].to_json()
+            text = measure(options.folder, context).to_json()
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

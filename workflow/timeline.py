@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pandas as pd
 
-from workflow.evidence import Context, Evidence, client_folder, read_evidence
-from workflow.metrics import output_tokens_between
+from workflow.evidence import Context, Evidence, client_folder, last_end, read_evidence
+from workflow.metrics import first_token_ns, output_tokens_in
 from workflow.readers import aliases
 from workflow.readers.aliases import Alias, Quantity
 from workflow.readers.series import Series
+from workflow.readers.server_metrics import read_families
 
 SLICES = 120
 """At most about this many slices: more would be finer than a figure shows."""
@@ -86,7 +86,7 @@ def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=list(COLUMNS))
     zero = evidence.window.start_ns
     export = client_folder(folder) / "server_metrics_export.json"
-    families = _families(export) if evidence.export is not None else {}
+    families = read_families(export) if evidence.export is not None else {}
     edges = _edges(evidence, _exported(families))
     frame = _from_records(evidence, edges)
     for name, values in _from_servers(families, edges).items():
@@ -99,13 +99,6 @@ def timeline_of_evidence(evidence: Evidence, folder: Path) -> pd.DataFrame:
         [frame["start_s"] < 0, frame["start_s"] < window_s - 1e-6], ["warm-up", "profiling"], "drain"
     )
     return frame.reindex(columns=list(COLUMNS))
-
-
-def _families(path: Path) -> dict[str, Any]:
-    text = path.read_bytes().replace(b"NaN", b"null").replace(b"-Infinity", b"null").replace(b"Infinity", b"null")
-    found = orjson.loads(text).get("metrics") or {}
-    assert isinstance(found, dict)
-    return found
 
 
 def _exported(families: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -123,7 +116,7 @@ def _edges(evidence: Evidence, exported: tuple[int, int] | None) -> Edges:
     """Return the edges of the slices, ns, from the first scrape to the last end; one of them is the window's start."""
     assert evidence.window is not None
     records, zero = evidence.records, evidence.window.start_ns
-    last = max(int(array.max()) for array in (records.end_ns, records.other_end_ns) if array.size)
+    last = last_end(records)
     first, length = exported or (zero, 1)
     first = min(first, zero)
     # Finer than the scrapes would leave slices without any.
@@ -133,29 +126,37 @@ def _edges(evidence: Evidence, exported: tuple[int, int] | None) -> Edges:
 
 
 def _from_records(evidence: Evidence, edges: Edges) -> pd.DataFrame:
-    records = evidence.records
+    records, slices = evidence.records, len(edges) - 1
     lengths = np.diff(edges) / 1e9
-    first = records.start_ns + np.nan_to_num(records.values["ttft_s"]) * 1e9
-    place = np.searchsorted(edges, first, side="right") - 1
-    by_slice = pd.DataFrame(
-        {
-            "place": place,
-            "ttft": records.values["ttft_s"],
-            "input": records.values["input_tokens"],
-            "cached": records.values["cached_tokens"],
-        }
-    ).groupby("place")
-    frame = pd.DataFrame(index=range(len(lengths)))
-    frame["ttft_p50_s"] = by_slice["ttft"].median()
-    frame["ttft_max_s"] = by_slice["ttft"].max()
-    frame["prompt_tok_per_s"] = by_slice["input"].sum().reindex(frame.index, fill_value=0.0) / lengths
-    frame["cached_share"] = by_slice["cached"].sum(min_count=1) / by_slice["input"].sum()
-    made = [output_tokens_between(records, int(a), int(b)) for a, b in pairwise(edges)]
-    frame["output_tok_per_s"] = np.array(made) / lengths
-    begins = np.concatenate([records.start_ns, records.other_start_ns])
-    ends = np.concatenate([records.end_ns, records.other_end_ns])
-    overlap = [np.clip(np.minimum(ends, b) - np.maximum(begins, a), 0, None).sum() for a, b in pairwise(edges)]
-    frame["in_flight"] = np.array(overlap) / np.diff(edges)
+    prompt, cached, cached_known = np.zeros((3, slices))
+    overlap = np.zeros(slices, np.int64)
+    # Of a request that has no TTFT, or whose first token came outside, the place is -1.
+    places, ttft = np.full(records.succeeded, -1, np.int16), records.answered["ttft_s"]
+    at = 0
+    for start, first, inputs, hits in records.answered.parts("start_ns", "ttft_s", "input_tokens", "cached_tokens"):
+        place = np.searchsorted(edges, first_token_ns(start, first), side="right") - 1
+        inside = (place >= 0) & (place < slices)
+        places[at : at + place.size] = np.where(inside & np.isfinite(first), place, -1)
+        at += place.size
+        for counted, amounts in (
+            (prompt, np.nan_to_num(inputs)),
+            (cached, np.nan_to_num(hits)),
+            (cached_known, np.isfinite(hits)),
+        ):
+            np.add.at(counted, place[inside], amounts[inside])
+    for table in (records.answered, records.unanswered):
+        for begins, ends in table.parts("start_ns", "end_ns"):
+            overlap += [np.clip(np.minimum(ends, b) - np.maximum(begins, a), 0, None).sum() for a, b in pairwise(edges)]
+    frame = pd.DataFrame(index=range(slices))
+    for i in range(slices):
+        here = ttft[places == i]
+        if here.size:
+            frame.loc[i, ["ttft_p50_s", "ttft_max_s"]] = np.median(here), here.max()
+    frame["prompt_tok_per_s"] = prompt / lengths
+    with np.errstate(divide="ignore", invalid="ignore"):
+        frame["cached_share"] = np.where(cached_known > 0, cached / prompt, np.nan)
+    frame["output_tok_per_s"] = np.array(output_tokens_in(records, edges.tolist())) / lengths
+    frame["in_flight"] = overlap / np.diff(edges)
     return frame
 
 
@@ -229,13 +230,15 @@ def _combined(chosen: list[tuple[Alias, dict[str, Any]]], quantity: Quantity, ed
 
 def _parts(series: Mapping[str, Any], names: tuple[str, ...], zero: int) -> tuple[Floats, Floats, Floats]:
     """Return (start, end, value) of a series' slices, ns since `zero`, by the first of the names that they have."""
-    rows = [
-        (int(one["start_ns"]) - zero, int(one["end_ns"]) - zero, float(value))
+    found = (
+        number
         for one in series.get("timeslices") or ()
         if (value := next((one[name] for name in names if one.get(name) is not None), None)) is not None
-    ]
-    table = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
+        for number in (int(one["start_ns"]) - zero, int(one["end_ns"]) - zero, float(value))
+    )
+    table = np.fromiter(found, np.float64).reshape(-1, 3)
+    starts, ends, values = table[np.lexsort(table.T[::-1])].T
+    return starts, ends, values
 
 
 def _counted(series: Mapping[str, Any], edges: Edges) -> Floats:

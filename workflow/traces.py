@@ -10,7 +10,8 @@ import json
 import math
 import random
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -330,12 +331,32 @@ def read_recorded(declared: RecordedTraces, base: Path) -> Iterator[Trace]:
     for name, data in _files(path):
         empty = False
         try:
-            yield Trace.model_validate_json(data)
+            trace = Trace.model_validate_json(data)
         except ValidationError as error:
             issue = error.errors()[0]
             raise InputError(issue["msg"], file=name, key=".".join(str(part) for part in issue["loc"])) from None
+        for wrong in contradictions(trace):
+            raise InputError(wrong, file=name, do="write the session again: a replay of it would measure another load")
+        yield trace
     if empty:
         raise InputError("no *.json trace here", file=path)
+
+
+def contradictions(trace: Trace) -> Iterator[str]:
+    """Yield what cannot be in a recorded session although each field of it is well-formed."""
+    lines: list[Sequence[Request | SubAgent]] = [trace.requests]
+    lines += [child.requests for child in trace.requests if isinstance(child, SubAgent)]
+    for before, after in chain.from_iterable(pairwise(line) for line in lines):
+        if after.t < before.t:
+            yield f"a request of {trace.id} begins at {after.t:g} s, before the one in front of it"
+    for i, request in enumerate(trace.all_requests()):
+        ids, whole = request.hash_ids, request.input_tokens // trace.block_size
+        if len(ids) != whole:
+            yield f"request {i} of {trace.id} has {len(ids)} hash ids for {whole} whole blocks of its prompt"
+        if len(set(ids)) < len(ids):
+            yield f"request {i} of {trace.id} has a block twice in its prompt: its history was added to it once more"
+    if not any(request.output_tokens > 0 for request in trace.all_requests()):
+        yield f"no request of {trace.id} has an output token"
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -111,7 +111,12 @@ def _empty(attempt: Attempt, scratch: Path) -> None:
     emptying = attempt.point.plan.empties or Emptying()
     time.sleep(SETTLE_S)
     for port, path in emptying.posts:
-        if (wrong := endpoints.tell(attempt.url(port, path))) is not None:
+        for _ in range(EMPTYING_TRIES):
+            if (wrong := endpoints.tell(attempt.url(port, path))) is None:
+                break
+            # A server refuses while blocks are still being copied.
+            time.sleep(SETTLE_S)
+        else:
             raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {wrong}")
     for name in emptying.folders:
         for file in (path for path in (scratch / name).rglob("*") if path.is_file()):

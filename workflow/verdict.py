@@ -1,5 +1,6 @@
 """Whether a measured point may be published, and why not. Pure: evidence and limits in, findings out."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
@@ -8,6 +9,7 @@ import numpy as np
 from workflow.contract import Finding, Reason
 from workflow.definitions import PERCENTILES, TIERS, Value
 from workflow.evidence import Context, Evidence
+from workflow.readers.records import Records
 
 CONTROL = "none"
 UNREADABLE_SHARE = 0.001
@@ -81,11 +83,21 @@ def remarks(evidence: Evidence, values: Mapping[str, Value], context: Context) -
             "as the turn before, although that turn's prompt was longer: the backend lost stores (an eviction would "
             "have shortened the prefix)"
         )
-    records = evidence.records
-    ttft = records.values["ttft_s"][np.argsort(records.start_ns, kind="stable")]
-    ttft = ttft[np.isfinite(ttft)]
-    if ttft.size >= 50 and np.median(ttft[:5]) > 5 * np.median(ttft):
+    if _cold(evidence.records):
         yield "the first five requests were over five times slower than the median: the warm-up did not warm everything"
+
+
+def _cold(records: Records) -> bool:
+    """Say whether the median TTFT of the five requests sent first is over five times that of all."""
+    starts, first = np.empty(0, np.int64), np.empty(0)
+    for start, ttft in records.answered.parts("start_ns", "ttft_s"):
+        known = np.isfinite(ttft)
+        starts, first = np.append(starts, start[known]), np.append(first, ttft[known])
+        earliest = np.argsort(starts, kind="stable")[:5]
+        starts, first = starts[earliest], first[earliest]
+    everything = records.answered["ttft_s"]
+    everything = everything[np.isfinite(everything)]
+    return everything.size >= 50 and bool(np.median(first) > 5 * np.median(everything, overwrite_input=True))
 
 
 def _gave_up(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
@@ -94,13 +106,15 @@ def _gave_up(evidence: Evidence, values: Mapping[str, Value]) -> Iterator[str]:
     share = values["timed_out_share"].value
     if not share:
         return
-    waits = (records.timed_out_end_ns - records.timed_out_start_ns) / 1e9
+    start, end, gave_up = (records.unanswered[name] for name in ("start_ns", "end_ns", "gave_up"))
+    start, end = start[gave_up == 1], end[gave_up == 1]
+    waits = (end - start) / 1e9
     waited = f", after {waits.min():.1f} s at least" if waits.size else ""
     hidden = [name for name, percent in PERCENTILES.items() if share > 1 - percent / 100]
     reach = f"; with them {', '.join(hidden)} of TTFT and end-to-end time would be that long" if hidden else ""
     when = ""
-    if records.timed_out_start_ns.size and evidence.window is not None:
-        sent = (records.timed_out_start_ns - evidence.window.start_ns) / 1e9
+    if start.size and evidence.window is not None:
+        sent = (start - evidence.window.start_ns) / 1e9
         when = f"; they were sent {sent.min():.1f} s to {sent.max():.1f} s into the window"
     yield f"the client gave up waiting for {records.timed_out} requests ({share:.2%}){waited}{reach}{when}"
 
@@ -141,16 +155,17 @@ def _answers(evidence: Evidence, values: Mapping[str, Value], limit: float) -> R
 
 def _impossible(evidence: Evidence) -> dict[str, int]:
     """Count latencies that no request can have. They are left out of the statistics as well."""
-    records = evidence.records
-    ttft, e2e = records.values["ttft_s"], records.values["e2e_s"]
-    counts = {
-        "TTFT of 0, below 0 or infinite": np.sum(~np.isnan(ttft) & ~((ttft > 0) & np.isfinite(ttft))),
-        "end-to-end time of 0, below 0 or infinite": np.sum(~np.isnan(e2e) & ~((e2e > 0) & np.isfinite(e2e))),
-        "inter-token latency below 0": np.sum(records.values["itl_s"] < 0),
-        "TTFT after the end of its request": np.sum(ttft > e2e * 1.001 + 1e-6),
-        "end before start": np.sum(records.end_ns < records.start_ns),
-    }
-    return {what: int(count) for what, count in counts.items() if count}
+    counts: Counter[str] = Counter()
+    for ttft, e2e, itl, start, end in evidence.records.answered.parts("ttft_s", "e2e_s", "itl_s", "start_ns", "end_ns"):
+        kinds = {
+            "TTFT of 0, below 0 or infinite": ~np.isnan(ttft) & ~((ttft > 0) & np.isfinite(ttft)),
+            "end-to-end time of 0, below 0 or infinite": ~np.isnan(e2e) & ~((e2e > 0) & np.isfinite(e2e)),
+            "inter-token latency below 0": itl < 0,
+            "TTFT after the end of its request": ttft > e2e * 1.001 + 1e-6,
+            "end before start": end < start,
+        }
+        counts.update({what: int(np.sum(those)) for what, those in kinds.items()})
+    return {what: count for what, count in counts.items() if count}
 
 
 def _client(evidence: Evidence, values: Mapping[str, Value], context: Context) -> Raised:
@@ -314,14 +329,14 @@ def _tokens(evidence: Evidence, values: Mapping[str, Value], above: float) -> Ra
     if evidence.sources is not None and measured is not None:
         client = evidence.client_cached_share
         # A request at either end of the window may be in the log's window and not among the answers, or the reverse.
-        inputs = evidence.records.values["input_tokens"]
+        inputs = evidence.records.answered["input_tokens"]
         edges = 2 * float(np.nanmax(inputs, initial=0.0)) / max(1.0, float(np.nansum(inputs)))
         if client is not None and abs(client - measured) > SHARES_TOLERANCE + edges:
             yield (
                 Reason.SHARES_DO_NOT_ADD_UP,
                 f"the engine's log has {measured:.3f} of the prompt tokens cached, the answers say {client:.3f}",
             )
-    sent = float(np.nansum(evidence.records.values["input_tokens"]))
+    sent = float(np.nansum(evidence.records.answered["input_tokens"]))
     counted = evidence.window_amount("prompt_tokens")
     whole = evidence.records.failed == 0 and evidence.records.cancelled == 0 and not evidence.summary.was_cancelled
     if counted is not None and sent > 0 and whole:

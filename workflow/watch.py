@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,27 @@ from workflow.readers.aliases import QUANTITIES
 from workflow.startup import nvidia_smi
 
 LONGEST_STALL_S = 300.0
-"""Time without a token after which a server counts as stalled; a shorter request timeout shortens it."""
+"""Time at LEAST_TOK_PER_S or less after which a server counts as stalled; a shorter request timeout shortens it."""
+LEAST_TOK_PER_S = 2.0
+"""Tokens read and written, of all requests together. At this rate ten requests of 1,000 and 1,000 take 2.8 hours."""
+STEP_TOKENS = 512.0
+"""What a decoding step of llama.cpp may have read: it counts the tokens themselves only when the request has ended."""
 STORM = 20
 """So many failed requests in a row end a replay."""
 CLOCK_JUMP_S = 1.0
 """A wall clock that moves so far against the monotonic one makes the timestamps of a run useless."""
 SHORT_WINDOW_S = 120.0
 
-# Progress: counters that grow while tokens are read or written. A name stands for itself and its `_total`.
-WORK = frozenset(
-    {
-        alias.name
+# Progress: counters that grow while tokens are read or written -> tokens a count. A name stands for itself and its
+# `_total`.
+WORK: Mapping[str, float] = {
+    **{
+        alias.name: 1.0
         for name in ("generation_tokens", "prompt_tokens", "tokens_computed")
         for alias in QUANTITIES[name].aliases
-    }
-    # llama.cpp counts tokens when a request ends, and decoding steps as it goes.
-    | {"llamacpp:n_decode"}
-)
+    },
+    "llamacpp:n_decode": STEP_TOKENS,
+}
 # Requests that wait for a token. Queued ones count: a scheduler that dead-locks may run none.
 PENDING = frozenset(
     {
@@ -57,19 +61,20 @@ _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+(\S+)", re.MULTI
 
 
 def totals(text: bytes) -> tuple[float | None, float | None]:
-    """Return (work done, requests pending) from a scrape; None where no known name is in it."""
+    """Return (tokens of work done, requests pending) from a scrape; None where no known name is in it."""
     work: list[float] = []
     pending: list[float] = []
     for match in _SAMPLE.finditer(text):
         name = match[1].decode()
-        into = work if name.removesuffix("_total") in WORK else pending if name in PENDING else None
-        if into is not None:
-            into.append(float(match[2]))
+        if (tokens := WORK.get(name.removesuffix("_total"))) is not None:
+            work.append(float(match[2]) * tokens)
+        elif name in PENDING:
+            pending.append(float(match[2]))
     return (sum(work) if work else None), (sum(pending) if pending else None)
 
 
 class Stall:
-    """Tells when a server has had requests and done nothing for too long. Times are monotonic seconds."""
+    """Tells when a server has had requests and done next to nothing for too long. Times are monotonic seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -85,11 +90,16 @@ class Stall:
             return f"its metrics have not answered for {silent_s:.0f} s" if silent_s >= self._limit_s else None
         self._silent_since = None
         work, pending = scrape
-        if not pending or work is None or work != self._work:
+        if not pending or work is None or self._work is None or self._since is None:
             self._work, self._since = work, now_s
             return None
-        idle_s = now_s - self._since if self._since is not None else 0.0
-        return f"{pending:.0f} requests and no token for {idle_s:.0f} s" if idle_s >= self._limit_s else None
+        done = work - self._work
+        if done < 0 or done > LEAST_TOK_PER_S * self._limit_s:
+            self._work, self._since = work, now_s
+            return None
+        idle_s = now_s - self._since
+        tokens = f"only {done:.0f} tokens in" if done else "no token for"
+        return f"{pending:.0f} requests and {tokens} {idle_s:.0f} s" if idle_s >= self._limit_s else None
 
 
 class Clock:

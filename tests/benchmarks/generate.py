@@ -7,11 +7,12 @@ python tests/benchmarks/generate.py server FILE MEGABYTES
 import argparse
 import random
 import uuid
+from itertools import chain, count
 from pathlib import Path
 
 import orjson
 
-BLOCK = 10_000
+START_NS = 1_796_000_000_000_000_000
 # Metrics that aiperf writes beside the ones that are read: a reader has to get past them.
 BALLAST = (
     *("time_to_second_token", "inter_chunk_latency", "time_to_first_output_token", "decode_duration"),
@@ -72,30 +73,27 @@ def record(dice: random.Random, index: int, start_ns: int) -> dict[str, object]:
     return data
 
 
-def write_records(path: Path, count: int, seed: int = 1) -> None:
-    """Write `count` records of about 3,000 bytes; the same seed gives the same bytes."""
+def write_records(path: Path, records: int, seed: int = 1) -> None:
+    """Write so many records of about 3,000 bytes; the same seed gives the same bytes."""
     dice = random.Random(seed)
     with path.open("wb") as stream:
-        for index in range(count):
-            stream.write(orjson.dumps(record(dice, index, 1_796_000_000_000_000_000 + index * 30_000_000)) + b"\n")
+        for index in range(records):
+            stream.write(orjson.dumps(record(dice, index, START_NS + index * 30_000_000)) + b"\n")
 
 
 def write_server(path: Path, megabytes: int) -> None:
-    """Write an export of at least this size: a few families, each with a long list of time slices."""
-    families = ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions", "vllm:request_success")
-    lot = orjson.dumps(
-        [{"start_ns": 10**18 + i, "end_ns": 10**18 + i + 1, "total": 0.0, "rate": 0.0} for i in range(BLOCK)]
-    )[1:-1]
-    each = megabytes * 1_000_000 // len(families) // len(lot) + 1
+    """Write an export of at least this size: as many series as it takes, each with the slices of an hour."""
+    known = ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions", "vllm:request_success")
+    starts = (START_NS + second * 10**9 for second in range(3600))
+    slices = orjson.dumps([{"start_ns": start, "end_ns": start + 10**9, "total": 0.0, "rate": 0.0} for start in starts])
     with path.open("wb") as stream:
         stream.write(b'{"schema_version": "1.1", "summary": {}, "metrics": {')
-        for number, family in enumerate(families):
+        for number, family in enumerate(chain(known, (f"vllm:other_{i}" for i in count()))):
+            if number >= len(known) and stream.tell() >= megabytes * 1_000_000:
+                break
             head = f'{", " if number else ""}"{family}": {{"type": "counter", "series": [{{"endpoint_url": "http://a", '
             stream.write(f'{head}"labels": {{"engine": "0"}}, "stats": {{"total": {number + 1}.0}}, '.encode())
-            stream.write(b'"timeslices": [')
-            for part in range(each):
-                stream.write((b", " if part else b"") + lot)
-            stream.write(b"]}]}")
+            stream.write(b'"timeslices": ' + slices + b"}]}")
         stream.write(b"}}")
 
 

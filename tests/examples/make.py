@@ -14,11 +14,12 @@ import pandas as pd
 
 from workflow.config import Limits, load_config
 from workflow.contract import file_sha256
-from workflow.measured import context_for
-from workflow.metrics import measure
+from workflow.evidence import read_evidence
+from workflow.measured import context_for, request_frames
+from workflow.metrics import measure_evidence
 from workflow.runs import Run
 from workflow.sweep import plan_sweep
-from workflow.timeline import timeline
+from workflow.timeline import timeline_of_evidence
 
 FOLDER = Path(__file__).parent / "llamacpp"
 
@@ -46,8 +47,10 @@ def main(folders: list[Path]) -> None:
         for artefact in json.loads(text)["artefacts"]:
             assert file_sha256(folder / artefact["path"]) == artefact["sha256"], artefact["path"]
         run = Run.model_validate_json(anonymous(text)).model_copy(update={"point": point.id})
-        metrics, requests = measure(folder, context_for(point, run, Limits()))
-        frame = timeline(folder, context_for(point, run, Limits()))
+        context = context_for(point, run, Limits())
+        evidence = read_evidence(folder, context)
+        metrics, frame = measure_evidence(evidence, context, folder.name), timeline_of_evidence(evidence, folder)
+        requests = pd.concat(request_frames(evidence), ignore_index=True)
         point.write(FOLDER / "points" / f"{point.id}.json")
         run.write(FOLDER / "runs" / point.id / "run.json")
         metrics.write(FOLDER / "metrics" / f"{point.id}.json")

@@ -93,7 +93,7 @@ def test_server_that_answers_health_and_never_a_token(bench):
     assert stalled.run() == 1
     failure = bench.failure()
     assert failure.failure_class == FailureClass.STALLED
-    assert "1 requests and no token" in failure.message
+    assert "the server is stalled: 1 requests and" in failure.message
     assert "engine.py" in bench.log("evidence/processes.txt")
     assert len(bench.records()) >= 3
 

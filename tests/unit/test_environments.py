@@ -74,10 +74,13 @@ def test_each_arm_of_the_h200_example_runs_where_its_versions_are_pinned(h200):
         assert [probe.declared for probe in point.plan.versions if probe.component == "vllm"] == ["0.25.1"]
 
 
-def test_two_versions_of_a_backend_are_two_arms_and_the_environment_is_a_printed_difference(h200):
+def test_M8_a_patched_backend_is_an_arm_of_its_own_and_the_environment_is_a_printed_difference(h200, project):
     by_arm = {point.arm: point for point in h200.points.values() if point.concurrency == 8}
     old, new = by_arm["lmcache-0.5.2"], by_arm["lmcache-0.5.2+stored.once"]
     assert old.curve != new.curve, "pooled as repeats, their mean would be of neither"
+    declared = [{probe.declared for probe in one.plan.versions if probe.component == "lmcache"} for one in (old, new)]
+    assert declared == [{"0.5.2"}, {"0.5.2+stored.once"}], "what serves is compared with the label as well"
+    assert (project / "docs/examples/h200/configs/environments/lmcache-0.5.2-stored-once.patch").is_file()
     found = [str(one) for one in differences(old.plan, new.plan)]
     assert "+ engine environment: vllm-0.25.1-lmcache-stored-once" in found
     assert not [one for one in found if one.startswith(("~ engine argv", "+ engine argv"))]

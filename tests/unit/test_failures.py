@@ -117,6 +117,11 @@ CASES = {
         'Traceback (most recent call last):\n  File "c.py", line 1, in update_state_after_alloc\nAssertionError',
         C.ENGINE_BUG,
     ),
+    "V5 a preempted request is admitted again while its blocks are copied": (
+        'Traceback (most recent call last):\n  File "scheduler.py", line 1, in update_state_after_alloc\n'
+        "    assert not req_status.transfer_jobs\nAssertionError",
+        C.ENGINE_BUG,
+    ),
     "L2 eviction thread of IsolatedLRU": ("Exception in thread evict: IsolatedLRU KeyError", C.ENGINE_BUG),
     "L4 chunk and block": ("ValueError: chunk size 256 must be a multiple of block size 544", C.CONFIGURATION),
     "L5 shared memory of the store": ("ERROR Insufficient /dev/shm capacity", C.NODE_UNFIT),
@@ -154,6 +159,21 @@ def test_known_lines(tmp_path, name):
     seen = diagnose(C.ENGINE_DIED, services, client)
     assert seen.failure_class == expected
     assert seen.known_as
+
+
+def test_V5_an_assertion_about_a_preempted_request_is_told_from_the_connectors_others(tmp_path):
+    prefix = "(EngineCore pid=10329) ERROR 08-13 06:13:44 [core.py:1332] "
+    traceback = (
+        "Traceback (most recent call last):",
+        '  File "vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py", line 512, in '
+        "update_state_after_alloc",
+        "    assert not req_status.transfer_jobs",
+        "AssertionError",
+    )
+    services, client = logs(tmp_path, engine="".join(f"{prefix}{line}\n" for line in traceback))
+    seen = diagnose(C.ENGINE_DIED, services, client)
+    assert (seen.failure_class, seen.first_cause) == (C.ENGINE_BUG, "AssertionError")
+    assert seen.known_as.startswith("vLLM admitted a preempted request again")
 
 
 def test_every_signature_has_a_case():

@@ -4,18 +4,24 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workflow import measured
 from workflow.config import Limits
 from workflow.contract import Finding, InputError, Reason
 from workflow.definitions import DEFINITIONS, MINIMUM_SAMPLES
-from workflow.metrics import Accounting, Context, PointMetrics, _statistic, main, measure, table
+from workflow.evidence import read_evidence
+from workflow.measured import table, write_requests
+from workflow.metrics import Accounting, Context, PointMetrics, _statistics, main, measure
+from workflow.readers.server_logs import PINNED_LATE, read_engine_log
 
 
 def values(attempt, **context):
-    return measure(attempt.write(), Context(**context))[0].values
+    return measure(attempt.write(), Context(**context)).values
 
 
 def test_every_definition_has_a_value_or_a_reason(attempt):
@@ -26,7 +32,7 @@ def test_every_definition_has_a_value_or_a_reason(attempt):
 
 
 def test_the_document_survives_writing_and_reading(attempt, tmp_path):
-    metrics, _ = measure(attempt.write(), Context(point="p-1"))
+    metrics = measure(attempt.write(), Context(point="p-1"))
     metrics.write(tmp_path / "p-1.json")
     assert PointMetrics.read(tmp_path / "p-1.json") == metrics
 
@@ -57,14 +63,14 @@ def test_X17_the_three_interactivities_have_names_of_their_own(attempt):
 @pytest.mark.parametrize(("n", "p90", "p95", "p99"), [(19, 0, 0, 0), (20, 1, 0, 0), (71, 1, 1, 0), (1000, 1, 1, 1)])
 def test_G10_a_percentile_needs_requests_beyond_it(n, p90, p95, p99):
     data = np.linspace(1, 2, n)
-    known = [_statistic(data, name).value is not None for name in ("p90", "p95", "p99")]
+    known = [_statistics(data, [name])[name].value is not None for name in ("p90", "p95", "p99")]
     assert known == [bool(p90), bool(p95), bool(p99)]
     if not p99:
-        assert _statistic(data, "p99").null_reason == f"{n} requests; p99 needs 200"
+        assert _statistics(data, ["p99"])["p99"].null_reason == f"{n} requests; p99 needs 200"
 
 
 def test_G1_an_empty_percentile_is_null_with_no_samples():
-    assert _statistic(np.empty(0), "p95").model_dump() == {
+    assert _statistics(np.empty(0), ["p95"])["p95"].model_dump() == {
         "value": None,
         "null_reason": "no request has it",
         "samples": 0,
@@ -83,7 +89,7 @@ def test_G2_P11_a_missing_ttft_is_null_never_zero(attempt):
 def test_X11_G17_P14_accounting(attempt):
     attempt.records += [attempt.record(at=5, seconds=1, error={"code": 500}) for _ in range(2)]
     attempt.records += [attempt.record(at=-9, seconds=1, benchmark_phase="warmup", error="boom: z")]
-    metrics, _ = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     counts = metrics.accounting.model_dump()
     assert counts.pop("records_total") == sum(counts.values()) == 103
     assert (counts["succeeded"], counts["failed"], counts["warmup_failed"]) == (100, 2, 1)
@@ -137,10 +143,10 @@ def test_V7_requests_that_wait_till_the_clients_time_out_are_a_class_of_their_ow
     for i in (60, 61, 62):
         attempt.records[i] = attempt.record(at=i, seconds=600, error={"type": "TimeoutError", "message": "x"})
     attempt.records[63] = attempt.record(at=63, seconds=1, error={"code": 504, "type": "Gateway Timeout"})
-    metrics, frame = measure(attempt.write(), Context(limits=Limits(error_share=0.1)))
+    metrics = measure(attempt.write(), Context(limits=Limits(error_share=0.1)))
     assert metrics.status == "ok"
     assert (metrics.accounting.failed, metrics.values["timed_out_share"].numerator) == (4, 3)
-    assert frame["e2e_s"].max() == pytest.approx(0.5)
+    assert metrics.values["e2e_p90_s"].value == pytest.approx(0.5)
     assert metrics.notes == (
         "the client gave up waiting for 3 requests (3.00%), after 600.0 s at least; with them p99 of TTFT and "
         "end-to-end time would be that long; they were sent 60.0 s to 62.0 s into the window",
@@ -149,14 +155,22 @@ def test_V7_requests_that_wait_till_the_clients_time_out_are_a_class_of_their_ow
 
 def test_V7_without_a_time_out_nothing_is_said(attempt):
     attempt.records[63] = attempt.record(at=63, seconds=1, error={"code": 504, "type": "Gateway Timeout"})
-    metrics, _ = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert metrics.values["timed_out_share"].value == 0
     assert metrics.notes == ()
 
 
 def test_V7_the_deadline_of_a_real_client_is_a_time_out(artefacts):
-    metrics, _ = measure(artefacts("h200-vllm-0.25.1") / "mooncake", Context())
+    metrics = measure(artefacts("h200-vllm-0.25.1") / "mooncake", Context())
     assert metrics.values["timed_out_share"].numerator == metrics.accounting.failed == 16
+
+
+def test_P19_many_requests_of_few_prompts_are_told_from_many_prompts(attempt):
+    assert values(attempt)["unique_prompts"].value == 100
+    for i, line in enumerate(attempt.records):
+        line["metadata"] |= {"turn_index": i % 7, "root_correlation_id": f"play {i // 7}", "conversation_id": "trace_0"}
+    found = values(attempt)["unique_prompts"]
+    assert (found.value, found.samples) == (7, 100)
 
 
 def test_V11_the_time_to_ready_is_a_metric_and_unknown_is_null(attempt):
@@ -164,25 +178,57 @@ def test_V11_the_time_to_ready_is_a_metric_and_unknown_is_null(attempt):
     assert values(attempt)["startup_s"].null_reason == "the run did not record it"
 
 
+ANSWERED = '(APIServer pid=7) INFO:     127.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+STORED = "[2026-12-01 02:25:44,764] LMCache INFO: Stored 8192 tokens in 0.183 seconds (lmcache_driven_transfer.py:1136)"
+
+
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "work", "says"),
     [
         (
-            "(Worker pid=9) INFO 12-01 09:00:58 [gpu_worker.py:140] Host-registered mmap region rank=0 549.70 GB",
+            "(Worker pid=9) DEBUG 12-01 09:00:58 [gpu_worker.py:140] Host-registered mmap region rank=0 549.70 GB",
+            ANSWERED,
             "still",
         ),
-        ("(Worker pid=9) WARNING 12-01 09:00:58 [x.py:1] cudaHostRegister failed for rank=1 (code=1)", "not be pinned"),
+        (
+            "(Worker pid=9) DEBUG 12-01 09:00:58 [gpu_worker.py:140] cudaHostRegister rank=0 549.70 GB",
+            ANSWERED,
+            "still",
+        ),
+        (
+            "(Worker pid=9) INFO 12-01 09:00:58 [gpu_worker.py:612] Completed CPU memory pinning: 64 tensors pinned in "
+            "55.412 s",
+            ANSWERED,
+            "still",
+        ),
+        (
+            "[2026-12-01 02:25:04,755] LMCache INFO: LazyMemoryAllocator: Expanded 10240 MB pinned memory, now total "
+            "is 30720 MB / 65536 MB (46.9%) (lazy_memory_allocator.py:300)",
+            STORED,
+            "still",
+        ),
+        (
+            "(Worker pid=9) WARNING 12-01 09:00:58 [x.py:1] cudaHostRegister failed for rank=1 (code=1)",
+            ANSWERED,
+            "not be pinned",
+        ),
     ],
-    ids=["late", "failed"],
+    ids=["registered", "older", "in the background", "LMCache", "failed"],
 )
-def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, says):
-    work = '(APIServer pid=7) INFO:     127.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+def test_V11_copies_from_memory_that_is_not_pinned_are_a_note(attempt, line, work, says):
     log = attempt.folder / "engine.log"
     attempt.write()
     for text, expected in ((f"{work}\n{line}\n", 1), (f"{line}\n{work}\n", 0 if says == "still" else 1)):
         log.write_text(text)
-        notes = measure(attempt.folder, Context())[0].notes
+        notes = measure(attempt.folder, Context()).notes
         assert sum(says in note for note in notes) == len(notes) == expected
+
+
+def test_V11_real_logs_in_which_pinning_was_over_before_the_first_request(artefacts):
+    folder = artefacts("h200-vllm-0.25.1")
+    logs = [folder / "lmcache-mp" / "lmcache.log", folder / "mooncake" / "vllm.log"]
+    assert "Expanded 10240 MB pinned memory" in logs[0].read_text()
+    assert all(PINNED_LATE not in read_engine_log(path).suspect for path in logs)
 
 
 def test_host_memory_is_that_of_all_processes_and_not_of_the_one_that_is_scraped(attempt):
@@ -222,9 +268,9 @@ def test_X14_the_fill_of_several_engines_is_that_of_the_fullest_whoever_divides(
 
 def test_P7_a_request_that_the_client_dropped_as_too_long_is_a_failure_with_its_name(attempt):
     attempt.records[5] = attempt.record(at=5, seconds=0.1, context_overflow_skip=True)
-    metrics, frame = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert (metrics.accounting.failed, metrics.error_categories) == (1, {"context_overflow_skip": 1})
-    assert len(frame) == 99
+    assert metrics.accounting.succeeded == 99
 
 
 @pytest.mark.parametrize("name", ["profile_export_aiperf.json", "server_metrics_export.json"])
@@ -234,11 +280,11 @@ def test_P7_what_a_client_that_was_ended_left_is_still_read(attempt, name):
     whole = (attempt.client / name).read_text()
     for length in (0, 1, len(whole) // 2, len(whole) - 1):
         (attempt.client / name).write_text(whole[:length])
-        metrics, frame = measure(folder, Context(duration_s=100.0))
+        metrics = measure(folder, Context(duration_s=100.0))
         (finding,) = metrics.findings
         assert finding.code == Reason.CLIENT_INCOMPLETE
         assert f"{name} is cut off or damaged" in finding.detail
-        assert len(frame) == 100
+        assert metrics.accounting.succeeded == 100
         assert metrics.values["output_tok_per_s_per_gpu"].value == pytest.approx(10, rel=0.02)
         known = metrics.values["preemptions"].value is not None
         assert known == (name == "profile_export_aiperf.json")
@@ -246,9 +292,9 @@ def test_P7_what_a_client_that_was_ended_left_is_still_read(attempt, name):
 
 def test_P7_nothing_was_recorded_before_the_client_was_ended(attempt):
     attempt.records, attempt.summary = [], None
-    metrics, frame = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert {finding.code for finding in metrics.findings} == {Reason.NO_REQUESTS, Reason.CLIENT_INCOMPLETE}
-    assert len(frame) == 0
+    assert len(requests_of(attempt)) == 0
 
 
 def test_P10_the_warm_up_is_in_no_latency(attempt):
@@ -265,14 +311,14 @@ def test_P10_first_requests_that_are_slow_after_the_warm_up_are_a_note(attempt, 
         attempt.records[i] = attempt.record(at=i, seconds=slow_s)
     # The order of the file is that of the ends, so the slow ones stand behind others in it.
     attempt.records = attempt.records[5:60] + attempt.records[:5] + attempt.records[60:]
-    metrics, _ = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert sum("first five requests" in note for note in metrics.notes) == len(metrics.notes) == notes
 
 
 @pytest.mark.parametrize(("failed", "notes"), [(0.0, 0), (7.0, 1)])
 def test_M16_keys_that_a_store_could_not_read_or_write_are_said(attempt, failed, notes):
     attempt.counter("vllm:mooncake_store_operation_failed_keys", failed, operation="load_get")
-    metrics, _ = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert sum("7 keys" in note for note in metrics.notes) == len(metrics.notes) == notes
 
 
@@ -354,7 +400,7 @@ def test_the_engine_log_splits_what_the_answers_cannot(attempt):
         lines.append(f"{stamp}slot   operator(): id  0 | task {i} | new prompt, n_ctx_slot = 1, task.n_tokens = 1000")
         lines.append(f"{stamp}slot   operator(): id  0 | task {i} | cached n_tokens = 800, memory_seq_rm [800, end)")
     (attempt.folder / "engine.log").write_text("\n".join(lines))
-    metrics, _ = measure(attempt.write(), Context(arm="llamacpp-ram"))
+    metrics = measure(attempt.write(), Context(arm="llamacpp-ram"))
     assert metrics.status == "ok"
     shares = [metrics.values[f"prompt_share_{tier}"].value for tier in ("device", "host", "computed")]
     assert shares == pytest.approx([0.6, 0.2, 0.2])
@@ -370,7 +416,7 @@ def point(name, **change):
 
 
 def test_the_flat_table_has_a_row_a_point_and_a_column_a_metric(attempt, tmp_path):
-    first, _ = measure(attempt.write(), Context(point="a"))
+    first = measure(attempt.write(), Context(point="a"))
     bad = point("b", status="invalid", findings=(Finding(code=Reason.WINDOW_SHORT, detail="x"),))
     frame = table([first, bad])
     assert list(frame["point"]) == ["a", "b"]
@@ -385,8 +431,22 @@ def test_an_empty_table_still_has_its_columns():
     assert "ttft_p50_s" in table([]).columns
 
 
+def requests_of(attempt):
+    write_requests(read_evidence(attempt.write(), Context()), attempt.folder / "requests.parquet")
+    return pd.read_parquet(attempt.folder / "requests.parquet")
+
+
+def test_requests_are_written_in_parts_that_read_as_one_table(attempt, monkeypatch):
+    attempt.records.append(attempt.record(at=200, seconds=1, root_correlation_id="the last"))
+    whole = requests_of(attempt)
+    monkeypatch.setattr(measured, "PART_ROWS", 7)
+    pd.testing.assert_frame_equal(requests_of(attempt), whole)
+    assert pq.ParquetFile(attempt.folder / "requests.parquet").num_row_groups == 15
+    assert whole["session"].iloc[-1] == "the last"
+
+
 def test_requests_of_a_point(attempt):
-    _, frame = measure(attempt.write(), Context())
+    frame = requests_of(attempt)
     assert len(frame) == 100
     assert frame["start_s"].tolist() == pytest.approx(list(range(100)))
     assert frame["session"].nunique() == 4
@@ -399,7 +459,7 @@ def test_requests_of_a_point(attempt):
 # -------------------------------------------------------------------------------------------- properties
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=300))
 def test_percentiles_are_ordered_and_inside_the_data(data):
-    found = {name: _statistic(np.array(data), name).value for name in MINIMUM_SAMPLES}
+    found = {name: one.value for name, one in _statistics(np.array(data), MINIMUM_SAMPLES).items()}
     known = [found[name] for name in ("p50", "p90", "p95", "p99") if found[name] is not None]
     assert known == sorted(known)
     assert all(min(data) <= value <= max(data) for value in known)
@@ -415,7 +475,7 @@ def test_percentiles_are_ordered_and_inside_the_data(data):
     [("none", 0.104), ("vllm-simple", 0.850), ("vllm-native", 0.850), ("lmcache-mp", 0.620), ("lmcache-v1", 0.844)],
 )
 def test_h200_prompt_tokens_by_source_is_what_the_answers_say(artefacts, name, share):
-    metrics, _ = measure(artefacts("h200-vllm-0.25.1") / name, Context(arm=name))
+    metrics = measure(artefacts("h200-vllm-0.25.1") / name, Context(arm=name))
     assert metrics.status == "ok", metrics.findings
     assert metrics.values["cached_share"].value == pytest.approx(share, abs=0.002)
     total = sum(metrics.values[f"prompt_share_{tier}"].value for tier in ("device", "host", "computed"))
@@ -425,9 +485,9 @@ def test_h200_prompt_tokens_by_source_is_what_the_answers_say(artefacts, name, s
 
 
 def test_h200_copy_rates(artefacts):
-    native = measure(artefacts("h200-vllm-0.25.1") / "vllm-native", Context())[0]
+    native = measure(artefacts("h200-vllm-0.25.1") / "vllm-native", Context())
     assert native.values["copy_rate_to_device_gb_per_s"].value == pytest.approx(41.0, abs=0.5)
-    mooncake = measure(artefacts("h200-vllm-0.25.1") / "mooncake", Context())[0]
+    mooncake = measure(artefacts("h200-vllm-0.25.1") / "mooncake", Context())
     assert mooncake.values["copy_rate_to_device_gb_per_s"].value == pytest.approx(1.76, abs=0.01)
     assert mooncake.values["host_kv_use_max_share"].value == pytest.approx(41_295_020_032 / 68_719_476_736)
     assert any("1.76 GB/s" in note for note in mooncake.notes)
@@ -437,7 +497,7 @@ def test_h200_copy_rates(artefacts):
 
 def test_vllm_cpu_pair_says_that_offload_served_tokens_and_slowed_the_first_one(artefacts):
     folder = artefacts("vllm-cpu-pair")
-    none, lmcache = (measure(folder / f"vllm-cpu-{arm}-agentx", Context(arm=arm))[0] for arm in ("none", "lmcache"))
+    none, lmcache = (measure(folder / f"vllm-cpu-{arm}-agentx", Context(arm=arm)) for arm in ("none", "lmcache"))
     assert none.status == lmcache.status == "ok"
     assert none.values["cached_share"].value == pytest.approx(0.5575, abs=0.001)
     assert lmcache.values["cached_share"].value == pytest.approx(0.9153, abs=0.001)
@@ -459,7 +519,7 @@ def test_vllm_cpu_pair_says_that_offload_served_tokens_and_slowed_the_first_one(
     ],
 )
 def test_verdicts_of_real_replays(artefacts, archive, name, arm, codes):
-    metrics, _ = measure(artefacts(archive) / name, Context(arm=arm))
+    metrics = measure(artefacts(archive) / name, Context(arm=arm))
     assert {finding.code for finding in metrics.findings} == codes
 
 
@@ -515,7 +575,7 @@ def test_inferencex_downloads_are_read_as_they_come(attempt, tmp_path):
     attempt.write()
     download = tmp_path / "results"
     shutil.copytree(attempt.client, download / "aiperf_artifacts")
-    assert measure(download, Context())[0].accounting.succeeded == 100
+    assert measure(download, Context()).accounting.succeeded == 100
 
 
 # A session on an H200 with LMCache MP 0.5.2, and with vLLM's own offload: (prompt tokens, cached tokens) of its turns.
@@ -540,7 +600,7 @@ def replayed(attempt, **conversations):
         for lane, (name, turn_tokens) in enumerate(conversations.items())
         if turn < len(turn_tokens)
     ]
-    return measure(attempt.write(), Context())[0]
+    return measure(attempt.write(), Context())
 
 
 def test_L4508_a_prefix_that_stands_still_while_the_prompt_grows_is_a_lost_store(attempt):

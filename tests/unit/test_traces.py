@@ -178,6 +178,39 @@ def test_a_recorded_set_that_is_missing_says_where_it_comes_from(tmp_path, recor
         prepare("rec", recorded(path="gone.tar"), tmp_path, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda sent: sent[-1].update(nvext={}), r"requests\.\d+\.request\.nvext"),
+        (lambda sent: sent[-1].update(output_length=sent[-1].pop("out")), r"requests\.\d+\.request\.out"),
+        (lambda sent: [one.update(out=0) for one in sent], "no request of .* has an output token"),
+        (lambda sent: sent[-1].update(t=0.0), "begins at 0 s, before the one in front of it"),
+        (
+            lambda sent: sent[-1].update({"in": 128 * len(sent[-1]["hash_ids"]), "hash_ids": 2 * sent[-1]["hash_ids"]}),
+            "a block twice in its prompt",
+        ),
+        (lambda sent: sent[-1].update(hash_ids=sent[-1]["hash_ids"][-3:]), "has 3 hash ids for"),
+    ],
+    ids=["unknown key", "another client's key", "no output", "back in time", "history twice", "only what is new"],
+)
+def test_P5_a_session_that_would_replay_as_another_load_is_refused(tmp_path, spoil, says):
+    (trace,) = generate(spec(sessions=1, prompt_tokens_max=40_000))
+    data = json.loads(trace.to_json())
+    (tmp_path / "set").mkdir()
+    declared = {"kind": "recorded", "path": "set", "source": "s", "revision": "r1", "licence": "Apache-2.0"}
+
+    def read():
+        (tmp_path / "set/one.json").write_text(json.dumps(data))
+        sha256 = traces.folder_sha256(tmp_path / "set")
+        return list(traces.read_recorded(RecordedTraces(**declared, sha256=sha256), tmp_path))
+
+    assert read() == [trace]
+    spoil(data["requests"])
+    with pytest.raises(InputError, match=says) as error:
+        read()
+    assert str(error.value).startswith(str(tmp_path / "set/one.json"))
+
+
 def test_another_file_than_declared_is_refused(tmp_path, recorded):
     with pytest.raises(InputError, match=f"allowed: {'0' * 64}"):
         prepare("rec", recorded(sha256="0" * 64), tmp_path, tmp_path / "out")

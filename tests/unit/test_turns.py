@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import threading
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -148,6 +151,49 @@ def test_a_server_that_was_busy_when_it_was_told_is_told_again(monkeypatch, tmp_
     assert told == ["lmcache-0-http/cache/clear", "engine/reset"] * 3, "twice until it is cold, once after the proof"
     assert kept.is_dir()
     assert not list(kept.iterdir())
+
+
+REFUSED = b'{"success": false}'
+
+
+@pytest.fixture
+def server():
+    """Return an HTTP server that answers each POST 200 and with the next of its `bodies`, the last again and again."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(one.bodies.pop(0) if len(one.bodies) > 1 else one.bodies[0])
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield one
+        one.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("bodies", "refused"),
+    [
+        ([b""], False),
+        ([b'{"success": true}'], False),
+        ([b"Cache flushed.\n"], False),
+        ([b"[]"], False),
+        ([REFUSED], True),
+        ([REFUSED, b'{"success": true}'], False),
+    ],
+    ids=["older vLLM", "done", "SGLang", "a list", "refused", "refused once"],
+)
+def test_P22_a_server_that_answers_200_and_refuses_has_not_emptied_its_caches(server, bodies, refused, tmp_path):
+    server.bodies = bodies
+    attempt = attempt_emptied_by(Emptying(posts=(("engine", "/reset_prefix_cache"),)))
+    attempt.url = lambda _port, path: f"http://127.0.0.1:{server.server_port}{path}"
+    expected = pytest.raises(AttemptFailed, match=r'it answers \{"success": false\}') if refused else nullcontext()
+    with expected:
+        turns._empty(attempt, tmp_path)
 
 
 def test_a_server_that_refuses_to_be_emptied_is_not_shared_further(monkeypatch, tmp_path):

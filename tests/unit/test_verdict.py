@@ -18,7 +18,7 @@ from workflow.metrics import Context, measure
 
 
 def reasons(attempt: Any, **context: Any) -> dict[Reason, str]:
-    metrics, _ = measure(attempt.write(), Context(**context))
+    metrics = measure(attempt.write(), Context(**context))
     assert metrics.status == ("invalid" if metrics.findings else "ok")
     return {finding.code: finding.detail for finding in metrics.findings}
 
@@ -34,7 +34,7 @@ def test_X28_nine_percent_errors_pass_only_with_inferencex_limit(attempt):
     found = reasons(attempt)
     assert found == {Reason.ERROR_SHARE: "9 of 100 requests failed (9.00%, limit 1.00%): ServerDisconnectedError 9"}
     assert reasons(attempt, limits=Limits(error_share=0.10)) == {}
-    assert measure(attempt.folder, Context())[0].values["error_share"].value == pytest.approx(0.09)
+    assert measure(attempt.folder, Context()).values["error_share"].value == pytest.approx(0.09)
 
 
 def test_an_error_share_at_the_limit_is_allowed(attempt):
@@ -66,10 +66,10 @@ def test_no_answer_at_all(attempt):
     ids=str,
 )
 def test_P13_impossible_latencies_are_named_and_left_out(attempt, change):
-    clean = measure(attempt.write(), Context())[0].values["ttft_p50_s"].value
+    clean = measure(attempt.write(), Context()).values["ttft_p50_s"].value
     attempt.records[5] = attempt.record(at=5, seconds=0.5, **change)
     assert list(reasons(attempt)) == [Reason.BAD_LATENCY]
-    assert measure(attempt.folder, Context())[0].values["ttft_p50_s"].value == pytest.approx(clean, rel=0.01)
+    assert measure(attempt.folder, Context()).values["ttft_p50_s"].value == pytest.approx(clean, rel=0.01)
 
 
 def test_P20_a_run_without_a_generated_token_is_invalid(attempt):
@@ -165,11 +165,11 @@ UNPROVEN = "not seen to hold: prompt tokens were loaded from outside the device 
 
 def test_a_tier_that_was_not_needed_is_no_failure_and_no_proof(attempt):
     fitting_device(attempt, device=0.8, ceiling=0.81)
-    metrics, _ = measure(attempt.write(), Context(arm="vllm-native", unproven_by_use=(UNPROVEN,)))
+    metrics = measure(attempt.write(), Context(arm="vllm-native", unproven_by_use=(UNPROVEN,)))
     assert metrics.status == "ok", metrics.findings
     (note,) = [note for note in metrics.notes if "nothing was left for the tier to give" in note]
     assert "held 80.0% of the prompt tokens and the sessions allow 81.0%" in note
-    control, _ = measure(attempt.write(), Context(arm="none"))
+    control = measure(attempt.write(), Context(arm="none"))
     assert not [note for note in control.notes if "nothing was left" in note]
 
 
@@ -231,7 +231,7 @@ def test_copy_rate_above_the_bus(attempt):
 def test_slow_copies_are_a_note(attempt):
     attempt.counter("vllm:kv_offload_load_bytes", 4e9)
     attempt.counter("vllm:kv_offload_load_time", 1.0)
-    metrics, _ = measure(attempt.write(), Context())
+    metrics = measure(attempt.write(), Context())
     assert metrics.status == "ok"
     assert "not pinned, blocks are small" in metrics.notes[0]
 
@@ -316,7 +316,7 @@ def test_P8_P7_P19_every_request_that_was_sent_has_to_have_a_record(attempt, sen
     log.write_text(SENT.format(sent=sent, cancelled=cancelled))
     found = reasons(attempt)
     assert (Reason.REQUESTS_LOST in found) == lost
-    metrics, _ = measure(attempt.folder, Context())
+    metrics = measure(attempt.folder, Context())
     assert metrics.values["unrecorded_share"].value == pytest.approx((sent - 100) / sent)
     assert any("have no record" in note for note in metrics.notes) == (sent > 100)
     if (sent, cancelled) == (110, 0):
@@ -328,18 +328,18 @@ def test_P8_a_log_that_ends_early_says_nothing_about_what_was_sent(attempt):
     log.parent.mkdir()
     log.write_text(SENT.partition("\n")[0])
     assert reasons(attempt) == {}
-    reason = measure(attempt.folder, Context())[0].values["unrecorded_share"].null_reason
+    reason = measure(attempt.folder, Context()).values["unrecorded_share"].null_reason
     assert reason == "the client's log does not say what it sent"
 
 
 @pytest.mark.parametrize(("name", "sent"), [("llamacpp-none", 338), ("replay-streams-cut", 104), ("replay-refused", 2)])
 def test_P8_real_clients_record_what_they_say_they_sent(artefacts, name, sent):
-    share = measure(artefacts("replays") / name, Context())[0].values["unrecorded_share"]
+    share = measure(artefacts("replays") / name, Context()).values["unrecorded_share"]
     assert (share.numerator, share.denominator) == (0, sent)
 
 
 def test_P8_a_real_client_that_was_cancelled_recorded_none_of_what_it_ended(artefacts):
-    share = measure(artefacts("h200-agentx-pair") / "none", Context())[0].values["unrecorded_share"]
+    share = measure(artefacts("h200-agentx-pair") / "none", Context()).values["unrecorded_share"]
     assert (share.numerator, share.denominator) == (5, 19)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from workflow.contract import Reason
 from workflow.readers.power_samples import read_power
 from workflow.watch import (
+    STEP_TOKENS,
     STORM,
     Clock,
     RecordTail,
@@ -40,7 +41,7 @@ vllm:request_success_total{engine="0"} 7
         (VLLM, (1600.0, 6.0)),
         (
             b"llamacpp:requests_processing 1\nllamacpp:n_decode_total 12\nllamacpp:tokens_predicted_total 30\n",
-            (42.0, 1.0),
+            (12 * STEP_TOKENS + 30, 1.0),
         ),
         (b'sglang:num_running_reqs{r="0"} 0\nsglang:num_queue_reqs 4\nsglang:generation_tokens_total 5\n', (5.0, 4.0)),
         (b"something_else 1\n", (None, None)),
@@ -62,8 +63,26 @@ def test_requests_without_a_token_are_a_stall_after_the_limit():
     assert "2 requests and no token for 10 s" in found[3]
 
 
-def test_one_token_begins_the_count_anew():
-    assert looks(Stall(10.0), [(0, (5.0, 2.0)), (9, (6.0, 2.0)), (18, (6.0, 2.0))]) == [None] * 3
+def test_work_begins_the_count_anew():
+    assert looks(Stall(10.0), [(0, (5.0, 2.0)), (9, (26.0, 2.0)), (18, (26.0, 2.0))]) == [None] * 3
+
+
+def test_M5_a_server_that_crawls_is_ended_although_it_does_something():
+    """Ten requests of 1,000 and 1,000 tokens that take four hours are 1.4 tokens a second."""
+    samples = [(at, (1.4 * at, 10.0)) for at in range(0, 301, 5)]
+    *before, last = looks(Stall(300.0), samples)
+    assert before == [None] * 60
+    assert last == "10 requests and only 420 tokens in 300 s"
+    assert looks(Stall(300.0), [(at, (2.1 * at, 10.0)) for at in range(0, 3001, 5)]) == [None] * 601
+
+
+def test_M5_a_long_prompt_on_a_slow_engine_that_counts_steps_is_no_crawl():
+    text = b"llamacpp:requests_processing 1\nllamacpp:n_decode_total %d\n"
+    assert looks(Stall(300.0), [(at, totals(text % (at // 120))) for at in range(0, 3001, 5)]) == [None] * 601
+
+
+def test_a_server_that_started_again_begins_the_count_anew():
+    assert looks(Stall(10.0), [(0, (500.0, 2.0)), (9, (5.0, 2.0)), (18, (5.0, 2.0))]) == [None] * 3
 
 
 def test_an_idle_server_is_no_stall_and_its_idle_time_does_not_count():
@@ -90,7 +109,7 @@ def test_an_engine_without_known_counters_is_not_judged():
 def test_a_server_that_always_works_is_never_stalled(steps):
     stall, now, work = Stall(5.0), 0.0, 0.0
     for step, pending in steps:
-        now, work = now + step, work + 1
+        now, work = now + step, work + 11
         assert stall.see(now, (work, pending)) is None
 
 

@@ -144,6 +144,8 @@ QUANTITIES: Mapping[str, Quantity] = {
         A("lmcache-mp", "lmcache_mp_lookup_hit_tokens"),
         A("lmcache", "lmcache:num_lookup_hits"),
     ),
+    "store_lookups": _q("lookups", "counter", A("lmcache-mp", "lmcache_mp_lookups_requests")),
+    "store_early_exits": _q("lookups", "counter", A("lmcache-mp", "lmcache_mp_lookup_early_exit_requests")),
     "bytes_to_host": _q(
         "bytes",
         "counter",

@@ -3,7 +3,8 @@
 Two dialects are read: aiperf and agentx-harness (`{"metadata": {...}, "metrics": {...}, "error": ...}`), and the flat
 records of a small hand-written client (`{"session", "turn", "start", "ttft", "latency", ...}`, seconds).
 
-A file is read line by line, and only the columns below are kept, so that a million records need about 120 bytes each.
+A file is read line by line. What is kept of each record goes to columns in a temporary file, so that memory does not
+grow with their number.
 """
 
 import json
@@ -11,9 +12,8 @@ import math
 import multiprocessing
 import os
 import re
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -25,10 +25,10 @@ import numpy.typing as npt
 import orjson
 
 from workflow.contract import InputError
+from workflow.readers.columns import Columns, Scratch
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.int32]
 
 # Factor from a unit that a client writes to seconds. The unit in the file wins: perf_analyzer wrote nanoseconds where
 # others write milliseconds, and the number alone does not tell.
@@ -68,7 +68,14 @@ FLAT: Mapping[str, str] = {
     "cached_tokens": "cached_tokens",
 }
 
-READ = tuple(METRICS.values())
+ANSWERED: Mapping[str, str] = {
+    **dict.fromkeys(("start_ns", "end_ns"), "i8"),
+    **dict.fromkeys(("turn", "agent_depth", "session", "conversation"), "i4"),
+    **dict.fromkeys(("lag_s", *METRICS), "f8"),
+}
+UNANSWERED: Mapping[str, str] = {"start_ns": "i8", "end_ns": "i8", "gave_up": "i4"}
+
+READ = tuple((name, 1e-3 if time else 1.0, time) for name, time in METRICS.values())
 PLAIN = frozenset((float, int))
 LATEST_NS, MOST = 2**61, 2**31
 
@@ -83,29 +90,22 @@ COUNTS = (
 
 @dataclass
 class Records:
-    """One client's records. Columns hold the profiled requests that succeeded, in file order; NaN is "not there"."""
+    """One client's records: columns, in file order, and counts."""
 
-    # -- of successful profiled requests
-    start_ns: Integers
-    end_ns: Integers
-    lag_s: Floats
-    """From the moment the client decided to send to the moment it sent."""
-    turn: Codes
-    agent_depth: Codes
-    session: Codes
-    """Code into `sessions`."""
-    conversation: Codes
-    """Code into `conversations`."""
-    values: dict[str, Floats]
-    """A column for each key of METRICS: seconds or tokens."""
+    answered: Columns
+    """The profiled requests that succeeded. NaN is "not there".
+
+    `start_ns`, `end_ns`; `lag_s`, from the moment the client decided to send to the moment it sent; `turn`,
+    `agent_depth`; `session`, a code into `sessions`, and `conversation`, one into `conversations`; and a column for
+    each key of METRICS, in seconds or tokens.
+    """
     sessions: list[str]
     conversations: list[str]
-    # -- of the other profiled requests (failed, cancelled): they load the server too
-    other_start_ns: Integers
-    other_end_ns: Integers
-    # -- of the failed ones that waited until the client gave up: no latency holds them, and their wait was the longest
-    timed_out_start_ns: Integers
-    timed_out_end_ns: Integers
+    unanswered: Columns
+    """`start_ns` and `end_ns` of the other profiled requests (failed, cancelled): they load the server too.
+
+    `gave_up` is 1 where the client gave up waiting: no latency holds that wait, and it was among the longest.
+    """
     # -- counts in exclusive classes
     warmup: int = 0
     warmup_failed: int = 0
@@ -153,37 +153,32 @@ def read_records(path: Path, processes: int | None = None) -> Records:
     others = []
     for start, stop in pairwise(cuts[1:]):
         here, there = fork.Pipe(duplex=False)
-        other = fork.Process(target=_send_part, args=(path, start, stop, there), daemon=True)
+        part = _Table()
+        other = fork.Process(target=_send_part, args=(part, path, start, stop, there), daemon=True)
         other.start()
         there.close()
-        others.append((other, here))
-    table = _read_part(path, cuts[0], cuts[1])
-    for other, here in others:
+        others.append((other, part, here))
+    table = _Table()
+    table.fill(path, cuts[0], cuts[1])
+    for other, part, here in others:
         try:
-            table.append(here.recv(), iter(here.recv_bytes, None))
+            part.receive(here.recv())
         except EOFError:
             raise InputError(
-                "a process that read a part of it was killed", file=path, do="try again where there is more memory"
+                "a process that read a part of it was killed",
+                file=path,
+                do="try again where there is more memory, or more room for temporary files",
             ) from None
         other.join()
         here.close()
+        table.append(part)
     return table.finish()
 
 
-def _read_part(path: Path, start: int, stop: int) -> "_Table":
-    """Read the records whose lines begin in [start, stop)."""
-    table = _Table()
-    for line in _lines(path, start, stop):
-        table.add(line)
-    return table
-
-
-def _send_part(path: Path, start: int, stop: int, out: Connection) -> None:
-    """Read a part in a process of its own and send it column by column: pickled as a whole it would be there thrice."""
-    table = _read_part(path, start, stop)
-    out.send(table.rest())
-    for column in table.columns():
-        out.send_bytes(column)
+def _send_part(table: "_Table", path: Path, start: int, stop: int, out: Connection) -> None:
+    """Fill a table in a process of its own. Its columns go into the file that the reader of `out` has open as well."""
+    table.fill(path, start, stop)
+    out.send(table.sent())
 
 
 def error_category(error: Any) -> str:
@@ -267,43 +262,49 @@ class _Rest:
 
 
 class _Table(_Rest):
-    """Columns that grow by one record at a time."""
+    """What the lines of a part of a file say."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys = array("q")
-        self.start, self.end = array("q"), array("q")
-        self.turn, self.depth, self.session, self.conversation = array("i"), array("i"), array("i"), array("i")
-        self.lag = array("d")
-        self.values = {column: array("d") for column in METRICS}
-        self.appends = [self.values[column].append for column in METRICS]
-        self.other_start, self.other_end = array("q"), array("q")
-        self.timed_out_start, self.timed_out_end = array("q"), array("q")
+        scratch = Scratch()
+        self.answered, self.unanswered = Columns(ANSWERED, scratch), Columns(UNANSWERED, scratch)
+        self.keys = Columns({"key": "i8"}, scratch)
 
-    def columns(self) -> "list[array[int] | array[float]]":
-        """Return all columns, those of names first."""
-        return [
-            *(self.session, self.conversation, self.keys, self.start, self.end, self.turn, self.depth, self.lag),
-            *(self.other_start, self.other_end, self.timed_out_start, self.timed_out_end),
-            *self.values.values(),
-        ]
+    def fill(self, path: Path, start: int, stop: int) -> None:
+        """Read the records whose lines begin in [start, stop)."""
+        for line in _lines(path, start, stop):
+            self.add(line)
+        for columns in self._columns():
+            columns.flush()
 
-    def rest(self) -> _Rest:
-        """Return everything but the columns."""
-        return _Rest(**{name: getattr(self, name) for name in _Rest.__dataclass_fields__})
+    def _columns(self) -> tuple[Columns, ...]:
+        return self.answered, self.unanswered, self.keys
 
-    def append(self, rest: _Rest, columns: Iterable[bytes]) -> None:
-        """Put the next part of the same file behind this one; `columns` are consumed one at a time."""
-        names = {id(self.session): "sessions", id(self.conversation): "conversations"}
-        for column, data in zip(self.columns(), columns, strict=False):
-            kind = names.get(id(column))
-            column.frombytes(_recoded(data, getattr(rest, kind), getattr(self, kind)) if kind else data)
-        self.counts += rest.counts
-        self.errors += rest.errors
-        self.profiled_errors += rest.profiled_errors
-        self.traces |= rest.traces
-        self.wall_clock = self.wall_clock and rest.wall_clock
-        ends = [end for end in (self.last_warmup_end, rest.last_warmup_end) if end is not None]
+    def sent(self) -> tuple[_Rest, list[list[tuple[int, int]]]]:
+        """Return what a process that has the same file needs to make the table whole."""
+        rest = _Rest(**{name: getattr(self, name) for name in _Rest.__dataclass_fields__})
+        return rest, [columns.written() for columns in self._columns()]
+
+    def receive(self, sent: tuple[_Rest, list[list[tuple[int, int]]]]) -> None:
+        """Become the table that was sent."""
+        rest, written = sent
+        for name in _Rest.__dataclass_fields__:
+            setattr(self, name, getattr(rest, name))
+        for columns, blocks in zip(self._columns(), written, strict=True):
+            columns.find(blocks)
+
+    def append(self, other: "_Table") -> None:
+        """Put the next part of the same file behind this one."""
+        other.answered.recode("session", _codes(other.sessions, self.sessions))
+        other.answered.recode("conversation", _codes(other.conversations, self.conversations))
+        for columns, behind in zip(self._columns(), other._columns(), strict=True):
+            columns.append(behind)
+        self.counts += other.counts
+        self.errors += other.errors
+        self.profiled_errors += other.profiled_errors
+        self.traces |= other.traces
+        self.wall_clock = self.wall_clock and other.wall_clock
+        ends = [end for end in (self.last_warmup_end, other.last_warmup_end) if end is not None]
         self.last_warmup_end = max(ends, default=None)
 
     def add(self, line: bytes) -> None:
@@ -348,23 +349,21 @@ class _Table(_Rest):
             root = (
                 metadata.get("root_correlation_id") or metadata.get("x_correlation_id") or metadata.get("session_num")
             )
-            # Nothing is appended before the whole row is known: a row that fails half-way would shift the columns.
             self._answered(row, (start, end, turn, depth), lag, (str(root), conversation))
         self.traces.add(str(metadata.get("source_trace_id") or conversation.partition("::")[0]))
 
     def _key(self, metadata: dict[str, Any]) -> None:
         identity = metadata.get("x_request_id")
         if identity is not None:
-            self.keys.append(hash(identity))
+            self.keys.add(hash(identity))
 
     def _values(self, metrics: dict[str, Any]) -> list[float]:
         row = []
-        for name, time in READ:
+        for name, scale, time in READ:
             value: Any = metrics.get(name)
-            scale = 1e-3 if time else 1.0
             if type(value) is dict:
                 if time and (unit := value.get("unit")) != "ms":
-                    scale = SECONDS[unit]
+                    scale = SECONDS[unit]  # noqa: PLW2901
                 value = value.get("value")
             row.append(value * scale if type(value) in PLAIN else number(value) * scale)
         return row
@@ -395,47 +394,26 @@ class _Table(_Rest):
         gave_up = not cancelled and is_timeout(error)
         self.counts["timed_out"] += gave_up
         if start is not None and end is not None:
-            self.other_start.append(start)
-            self.other_end.append(end)
-            if gave_up:
-                self.timed_out_start.append(start)
-                self.timed_out_end.append(end)
+            self.unanswered.add(start, end, gave_up)
 
     def _answered(
         self, row: list[float], numbers: tuple[int, int, int, int], lag: float, names: tuple[str, str]
     ) -> None:
         start, end, turn, depth = numbers
-        if turn >= MOST or depth >= MOST:
+        if max(abs(turn), abs(depth)) >= MOST:
             raise ValueError("a number is too large for its column")
+        session = self.sessions.setdefault(names[0], len(self.sessions))
+        conversation = self.conversations.setdefault(names[1], len(self.conversations))
+        self.answered.add(start, end, turn, depth, session, conversation, lag, *row)
         self.counts["succeeded"] += 1
-        for append, value in zip(self.appends, row, strict=True):
-            append(value)
-        self.start.append(start)
-        self.end.append(end)
-        self.turn.append(turn)
-        self.depth.append(depth)
-        self.lag.append(lag)
-        session, conversation = names
-        self.session.append(self.sessions.setdefault(session, len(self.sessions)))
-        self.conversation.append(self.conversations.setdefault(conversation, len(self.conversations)))
 
     def finish(self) -> Records:
         return Records(
-            start_ns=_integers(self.start),
-            end_ns=_integers(self.end),
-            lag_s=_floats(self.lag),
-            turn=_codes(self.turn),
-            agent_depth=_codes(self.depth),
-            session=_codes(self.session),
-            conversation=_codes(self.conversation),
-            values={column: _floats(values) for column, values in self.values.items()},
+            answered=self.answered,
+            unanswered=self.unanswered,
             repeated=_repeated(self.keys),
             sessions=list(self.sessions),
             conversations=list(self.conversations),
-            other_start_ns=_integers(self.other_start),
-            other_end_ns=_integers(self.other_end),
-            timed_out_start_ns=_integers(self.timed_out_start),
-            timed_out_end_ns=_integers(self.timed_out_end),
             **{name: self.counts[name] for name in COUNTS},
             error_categories=self.errors,
             profiled_error_categories=self.profiled_errors,
@@ -445,28 +423,13 @@ class _Table(_Rest):
         )
 
 
-def _repeated(keys: "array[int]") -> int:
-    """Count the keys that are there already. They are sorted in place: a copy would be as large as a column."""
-    ordered = _integers(keys)
+def _repeated(keys: Columns) -> int:
+    """Count the keys that are there already."""
+    ordered = keys["key"]
     ordered.sort()
     return int(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
-def _recoded(data: bytes, names: Mapping[str, int], known: dict[str, int]) -> bytes:
-    """Return codes into `names` as codes into `known`, which learns the new names."""
-    codes = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)
-    return bytes(codes[np.frombuffer(data, dtype=np.int32)]) if data else data
-
-
-def _integers(values: "array[int]") -> Integers:
-    return np.frombuffer(values, dtype=np.int64) if values else np.empty(0, dtype=np.int64)
-
-
-def _codes(values: "array[int]") -> Codes:
-    return np.frombuffer(values, dtype=np.int32) if values else np.empty(0, dtype=np.int32)
-
-
-def _floats(values: "array[float]") -> Floats:
-    found = np.frombuffer(values, dtype=np.float64) if values else np.empty(0, dtype=np.float64)
-    # What no record has, as most clients' full-response latencies, needs no column: one NaN stands for all.
-    return np.broadcast_to(np.float64(np.nan), found.shape) if np.isnan(found).all() else found
+def _codes(names: Mapping[str, int], known: dict[str, int]) -> npt.NDArray[np.int32]:
+    """Return, for each code into `names`, the code into `known`, which learns the new names."""
+    return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)

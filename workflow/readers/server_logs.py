@@ -48,11 +48,14 @@ SUSPECT: tuple[tuple[str, str], ...] = (
         "LMCache's compiled kernels do not load with this torch: the wheel was built for another one",
     ),
 )
-# Pinning is over when this is said. It may be said behind the first request: then early copies were slow.
+# Said when memory, or a part of it, has been pinned. It may be said behind the first request: then early copies were
+# slow. vLLM says it as a debug message or, where it pins in the background, as information; LMCache for each piece.
 _PINNED = re.compile(
-    r"(?i)host-registered|\bpinned (?:\w+ )?(?:memory|region|host)|pinning.*(?:complete|finished|done)"
+    r"Completed CPU memory pinning|Host-registered mmap region|cudaHostRegister (?:rank=\d+|pin) [\d.]+ GB|"
+    r"LazyMemoryAllocator: Expanded \d+ MB pinned memory"
 )
-_WORK = re.compile(r'"POST /v1/|Avg prompt throughput: (?!0\.0 )')
+# An engine that answers; a store's server that is asked.
+_WORK = re.compile(r'"POST /v1/|Avg prompt throughput: (?!0\.0 )|Stored \d+ tokens in |Prefetch request completed')
 PINNED_LATE = "host memory was still being pinned when requests came, so the first copies were slow"
 _WARNING = re.compile("|".join(f"(?:{pattern})" for pattern, _ in BROKEN + SUSPECT))
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workflow.metrics import Context, measure
 from workflow.readers.aliases import QUANTITIES, find
 from workflow.readers.prometheus_text import changes, read_pair, read_snapshot
 from workflow.readers.series import Series, without_double_scrapes
@@ -57,6 +58,32 @@ def test_M13_sglang_tells_device_host_and_storage_apart():
     ]
     assert [find(series, f"tokens_from_{tier}").value for tier in ("device", "host", "storage")] == [6, 3, 1]
     assert find(series, "tokens_cached").value == 10
+
+
+L8 = """
+# TYPE lmcache_mp_lookup_requested_tokens_total counter
+lmcache_mp_lookup_requested_tokens_total{model_name="m"} 8000
+# TYPE lmcache_mp_lookup_hit_tokens_total counter
+lmcache_mp_lookup_hit_tokens_total{model_name="m"} 6000
+"""
+L8_NEWER = """
+# TYPE lmcache_mp_lookups_requests_total counter
+lmcache_mp_lookups_requests_total{model_name="m"} 40
+# TYPE lmcache_mp_lookup_early_exit_requests_total counter
+lmcache_mp_lookup_early_exit_requests_total{model_name="m",reason="no_gpu_context"} 9
+lmcache_mp_lookup_early_exit_requests_total{model_name="m",reason="empty_chunk_hashes"} 1
+"""
+
+
+@pytest.mark.parametrize(("text", "early"), [(L8, None), (L8 + L8_NEWER, 0.25)], ids=["older", "newer"])
+def test_L8_lookups_that_ended_early_stand_beside_the_hit_share_that_does_not_hold_them(attempt, text, early):
+    snapshots = attempt.write() / "metrics"
+    snapshots.mkdir()
+    (snapshots / "8090.after.prom").write_text(text)
+    found = measure(attempt.folder, Context()).values
+    assert found["store_hit_share_of_lookups"].value == 0.75
+    assert found["store_early_exit_share"].value == early
+    assert found["store_early_exit_share"].numerator == (None if early is None else 10)
 
 
 L7 = """

@@ -51,8 +51,8 @@ def test_a_file_without_power_is_an_input_error(tmp_path):
 def test_energy_per_token_from_local_times_two_hours_off(attempt):
     rows = [(local(i), gpu, "300 W", 40) for i in range(-2, 105) for gpu in (0, 1)]
     write(attempt.folder / "gpu_metrics.csv", rows)
-    found = measure(attempt.write(), Context(gpus=2))[0].values
+    found = measure(attempt.write(), Context(gpus=2)).values
     assert found["power_mean_w"].value == pytest.approx(600)
     assert found["energy_j_per_output_token"].value == pytest.approx(60_000 / 1000)
-    wrong = measure(attempt.folder, Context(gpus=8))[0].values["power_mean_w"]
+    wrong = measure(attempt.folder, Context(gpus=8)).values["power_mean_w"]
     assert wrong.null_reason == "2 GPUs were sampled, 8 served"

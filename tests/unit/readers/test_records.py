@@ -50,14 +50,14 @@ def test_G7_bare_nan_is_null_not_an_unreadable_line(attempt, tmp_path):
     assert "NaN" in line
     found = read_records(write(tmp_path / "r.jsonl", [line]))
     assert found.succeeded == 1
-    assert math.isnan(found.values["itl_s"][0])
-    assert found.values["ttft_s"][0] == pytest.approx(0.2)
+    assert math.isnan(found.answered["itl_s"][0])
+    assert found.answered["ttft_s"][0] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("value", "unit"), [(250.0, "ms"), (0.25, "s"), (250e6, "ns"), (250_000, "us")])
 def test_P11_the_unit_in_the_file_wins(attempt, tmp_path, value, unit):
     line = attempt.record(at=0, seconds=1, time_to_first_token={"value": value, "unit": unit})
-    assert read_records(write(tmp_path / "r.jsonl", [line])).values["ttft_s"][0] == pytest.approx(0.25)
+    assert read_records(write(tmp_path / "r.jsonl", [line])).answered["ttft_s"][0] == pytest.approx(0.25)
 
 
 def test_an_unknown_unit_is_not_guessed(attempt, tmp_path):
@@ -73,13 +73,13 @@ def test_a_number_that_no_column_can_hold_costs_its_line_only(attempt, tmp_path,
     lines = [attempt.record(at=i, seconds=1, **(change if i == 1 else {})) for i in range(3)]
     found = read_records(write(tmp_path / "r.jsonl", lines))
     assert (found.succeeded, found.unreadable) == (2, 1)
-    assert len(found.start_ns) == len(found.turn) == len(found.values["ttft_s"]) == 2
+    assert len(found.answered) == len(found.answered["ttft_s"]) == 2
 
 
 def test_P11_a_missing_metric_is_null(attempt, tmp_path):
     found = read_records(write(tmp_path / "r.jsonl", [attempt.record(at=0, seconds=1, time_to_first_token=None)]))
-    assert math.isnan(found.values["ttft_s"][0])
-    assert found.values["e2e_s"][0] == 1.0
+    assert math.isnan(found.answered["ttft_s"][0])
+    assert found.answered["e2e_s"][0] == 1.0
 
 
 def test_bare_numbers_of_old_files_are_milliseconds(attempt, tmp_path):
@@ -87,7 +87,7 @@ def test_bare_numbers_of_old_files_are_milliseconds(attempt, tmp_path):
     line["metrics"] = {"time_to_first_token": 20, "input_sequence_length": 7}
     del line["metadata"]["benchmark_phase"]
     found = read_records(write(tmp_path / "r.jsonl", [line]))
-    assert (found.succeeded, found.values["ttft_s"][0], found.values["input_tokens"][0]) == (1, 0.02, 7)
+    assert (found.succeeded, found.answered["ttft_s"][0], found.answered["input_tokens"][0]) == (1, 0.02, 7)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,8 @@ def test_V7_time_outs_are_failed_requests_whose_wait_is_kept(attempt, tmp_path):
     lines += [{"session": 3, "error": "deadline"}]
     found = read_records(write(tmp_path / "r.jsonl", lines), processes=2)
     assert (found.failed, found.cancelled, found.timed_out) == (3, 1, 3)
-    assert ((found.timed_out_end_ns - found.timed_out_start_ns) / 1e9).tolist() == [600, 600]
+    waits = (found.unanswered["end_ns"] - found.unanswered["start_ns"]) / 1e9
+    assert waits[found.unanswered["gave_up"] == 1].tolist() == [600, 600]
 
 
 def test_a_missing_file_is_an_input_error(tmp_path):
@@ -151,7 +152,7 @@ def test_flat_records_of_a_small_client(tmp_path):
     ]
     found = read_records(write(tmp_path / "r.jsonl", lines))
     assert (found.succeeded, found.failed, found.unreadable, found.wall_clock) == (1, 1, 0, False)
-    assert [float(found.values[key][0]) for key in ("ttft_s", "e2e_s", "cached_tokens")] == [0.1, 1.0, 4.0]
+    assert [float(found.answered[key][0]) for key in ("ttft_s", "e2e_s", "cached_tokens")] == [0.1, 1.0, 4.0]
 
 
 kinds = st.sampled_from(["good", "failed", "cancelled", "warmup", "warmup failed", "torn", "foreign", "blank"])
@@ -180,20 +181,21 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
         assert count == rows.count(row)
     size = path.stat().st_size
     cuts = [size * part // processes for part in range(processes + 1)]
-    first, *others = (module._read_part(path, a, b) for a, b in itertools.pairwise(cuts))
-    for other in others:
-        first.append(other.rest(), map(bytes, map(memoryview, other.columns())))
+    first, *others = (module._Table() for _ in range(processes))
+    first.fill(path, cuts[0], cuts[1])
+    for other, (start, stop) in zip(others, itertools.pairwise(cuts[1:]), strict=True):
+        other.fill(path, start, stop)
+        first.append(other)
     joined = first.finish()
     assert [getattr(joined, count) for count in module.COUNTS] == [getattr(whole, count) for count in module.COUNTS]
-    assert joined.start_ns.tolist() == whole.start_ns.tolist()
-    assert [joined.sessions[i] for i in joined.session] == [whole.sessions[i] for i in whole.session]
-    assert [joined.conversations[i] for i in joined.conversation] == [
-        whole.conversations[i] for i in whole.conversation
-    ]
-    for name in ("turn", "agent_depth", "lag_s", "other_start_ns", "other_end_ns", "end_ns"):
-        assert np.array_equal(getattr(joined, name), getattr(whole, name), equal_nan=name == "lag_s")
-    for name, column in whole.values.items():
-        assert np.array_equal(joined.values[name], column, equal_nan=True)
+    for codes, names in (("session", "sessions"), ("conversation", "conversations")):
+        assert [getattr(joined, names)[i] for i in joined.answered[codes]] == [
+            getattr(whole, names)[i] for i in whole.answered[codes]
+        ]
+    for name in module.ANSWERED.keys() - {"session", "conversation"}:
+        assert np.array_equal(joined.answered[name], whole.answered[name], equal_nan=True)
+    for name in module.UNANSWERED:
+        assert joined.unanswered[name].tolist() == whole.unanswered[name].tolist()
     assert joined.repeated == whole.repeated
     assert joined.profiled_error_categories == whole.profiled_error_categories
     assert (joined.traces, joined.last_warmup_end_ns) == (whole.traces, whole.last_warmup_end_ns)
@@ -202,7 +204,8 @@ def test_classes_add_up_and_any_split_reads_the_same(tmp_path_factory, rows, pro
 def test_two_processes_read_what_one_reads(attempt, tmp_path):
     path = write(tmp_path / "r.jsonl", [attempt.record(at=i, seconds=1) for i in range(50)])
     one, two = read_records(path, processes=1), read_records(path, processes=2)
-    assert one.start_ns.tolist() == two.start_ns.tolist()
+    for name in module.ANSWERED:
+        assert np.array_equal(one.answered[name], two.answered[name], equal_nan=True)
     assert one.total == two.total == 50
 
 

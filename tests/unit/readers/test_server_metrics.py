@@ -1,14 +1,14 @@
-import io
 import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow.contract import InputError
+from workflow.contract import DamagedFile, InputError
 from workflow.readers import server_metrics
 from workflow.readers.aliases import find
-from workflow.readers.server_metrics import read_server_metrics
+from workflow.readers.server_metrics import read_families, read_server_metrics
 
 
 def export(tmp_path, metrics, **change):
@@ -75,18 +75,30 @@ def test_a_cut_off_export_is_an_input_error(tmp_path):
 
 
 labels = st.text(st.characters(codec="utf-8"), max_size=12) | st.just('"timeslices": [') | st.just("]")
-slices = st.lists(st.dictionaries(st.sampled_from(["total", "rate", "avg"]), st.floats(0, 1e9), max_size=3), max_size=4)
+numbers = st.dictionaries(st.sampled_from(["total", "rate", "avg"]), st.floats(0, 1e9) | st.just(math.nan), max_size=3)
+buckets = st.fixed_dictionaries({"buckets": st.dictionaries(st.sampled_from(["0.1", "+Inf"]), st.integers(0, 9))})
+slices = st.lists(numbers | buckets, max_size=4)
 
 
 @given(st.lists(st.tuples(labels, slices), min_size=1, max_size=4), st.integers(80, 300), st.sampled_from([None, 2]))
-def test_dropping_the_slices_changes_nothing_else(rows, block, indent):
+def test_slices_stay_in_the_file_and_nothing_else_changes(tmp_path_factory, rows, block, indent):
     series = [{"labels": {"x": label}, "timeslices": parts, "stats": {"total": 1}} for label, parts in rows]
-    text = json.dumps({"metrics": {"a": {"series": series}}, "last": "]"}, indent=indent).encode()
+    path = tmp_path_factory.mktemp("export") / "server_metrics_export.json"
+    data = {"schema_version": "1.1", "metrics": {"a": {"series": series}}}
+    path.write_text(json.dumps(data, indent=indent))
     whole, server_metrics.BLOCK_BYTES = server_metrics.BLOCK_BYTES, block
     try:
-        short = json.loads(b"".join(server_metrics._without_timeslices(io.BytesIO(text))))
+        found = read_families(path)["a"]["series"]
+        listed = [list(one.pop("timeslices")) for one in found]
     finally:
         server_metrics.BLOCK_BYTES = whole
-    assert short["last"] == "]"
-    assert [one["labels"]["x"] for one in short["metrics"]["a"]["series"]] == [label for label, _ in rows]
-    assert all(one["stats"] == {"total": 1} and "timeslices" not in one for one in short["metrics"]["a"]["series"])
+    assert found == [{"labels": {"x": label}, "stats": {"total": 1}} for label, _ in rows]
+    assert listed == json.loads(json.dumps([parts for _, parts in rows]), parse_constant=lambda _: None)
+
+
+def test_slices_that_are_cut_off_in_the_middle_are_a_damaged_file(tmp_path):
+    path = export(tmp_path, {"vllm:prompt_tokens": family("counter", {"total": 3}, [{"total": 3}])})
+    path.write_text(path.read_text().replace('{"total": 3}]', '{"total": }]'))
+    (series,) = read_families(path)["vllm:prompt_tokens"]["series"]
+    with pytest.raises(DamagedFile, match="time slices that are not JSON"):
+        list(series["timeslices"])
