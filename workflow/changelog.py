@@ -28,8 +28,7 @@ def kebab(name: str) -> str:
 class Kebab(Strict):
     """Base of the models of InferenceX's own files, which write their keys with dashes."""
 
-    # No schema is made of these models, and collecting docstrings means reading and parsing this source at import.
-    model_config = ConfigDict(alias_generator=kebab, use_attribute_docstrings=False)
+    model_config = ConfigDict(alias_generator=kebab)
 
 
 class Entry(Kebab):

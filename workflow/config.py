@@ -6,7 +6,7 @@ from collections.abc import Mapping as AnyMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from workflow import yamlfile
 from workflow.contract import InputError, Strict
@@ -18,7 +18,14 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
 # ---------------------------------------------------------------------------------------------- config.yaml
-class ChangelogSelection(Strict):
+class Described(Strict):
+    """A part of config.yaml. Its docstrings are the descriptions of the schema, which editors show."""
+
+    # Collecting them parses the module's source again for each class, so no other model does.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class ChangelogSelection(Described):
     """Which entries of the changelog are planned."""
 
     file: str = "configs/perf-changelog.yaml"
@@ -30,7 +37,7 @@ class ChangelogSelection(Strict):
     config keys with `*`."""
 
 
-class Replay(Strict):
+class Replay(Described):
     """How recorded sessions are replayed against a server. The defaults are InferenceX's."""
 
     client: Literal["aiperf", "agentx-harness"] = "aiperf"
@@ -76,7 +83,7 @@ class Replay(Strict):
         return self
 
 
-class Limits(Strict):
+class Limits(Described):
     """When a measured point is not publishable. Changing a limit re-judges points, it never re-measures them."""
 
     error_share: Share = 0.01
@@ -87,7 +94,7 @@ class Limits(Strict):
     """How far the measured hit share may exceed the trace's ceiling."""
 
 
-class Config(Strict):
+class Config(Described):
     """configs/config.yaml: what to run."""
 
     changelog: ChangelogSelection = ChangelogSelection()

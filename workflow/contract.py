@@ -87,7 +87,6 @@ class Strict(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         defer_build=True,
         allow_inf_nan=False,
     )
@@ -95,8 +94,6 @@ class Strict(BaseModel):
 
 class Finding(Strict):
     """A reason code with the numbers behind it."""
-
-    model_config = ConfigDict(use_attribute_docstrings=False)  # see Document
 
     code: Reason
     detail: str
@@ -108,9 +105,6 @@ class Document(Strict):
     `SCHEMA_VERSION` is raised when the meaning of a field changes; readers refuse every other version by name, since
     a field that is read with an old meaning gives a plausible wrong number.
     """
-
-    # Collecting docstrings parses the module's source again for each class; only the schema of the config needs them.
-    model_config = ConfigDict(use_attribute_docstrings=False)
 
     SCHEMA_VERSION: ClassVar[int] = 1
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import ConfigDict
-
 from workflow.changelog import LoggedEntry
 from workflow.contract import InputError, Strict
 from workflow.rows import (
@@ -73,8 +71,6 @@ def codes_table() -> str:
 
 class PlanFinding(Strict):
     """One thing to mend: a warning, or an error with `strict: true`."""
-
-    model_config = ConfigDict(use_attribute_docstrings=False)  # as in contract.Document
 
     code: PlanCode
     file: str

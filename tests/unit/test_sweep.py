@@ -8,7 +8,7 @@ import pytest
 
 from workflow.config import load_config
 from workflow.points import bill, plan_tsv
-from workflow.sweep import notices, plan_sweep, preflight_tsv, write_plan
+from workflow.sweep import measured, notices, plan_sweep, preflight_tsv, write_plan
 
 
 @pytest.fixture
@@ -39,6 +39,15 @@ def test_measured_refused_and_left_out_rows_are_in_the_bill(demo):
     assert rows[1]["why"] == "why_not"
     text = bill(demo.points.values(), {first}, {second})
     assert text.startswith("4 points, 1 measured already, 1 refused by preflight; to measure: 2 points")
+
+
+def test_only_published_runs_of_this_plan_are_measured(demo, tmp_path):
+    assert measured(demo, tmp_path) == set()
+    done, begun, *_ = demo.points
+    for name in (f"{done}/run.json", f"{begun}/local-1/run.json", "of-an-earlier-plan/run.json"):
+        (tmp_path / "runs" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs" / name).touch()
+    assert measured(demo, tmp_path) == {done}
 
 
 def test_the_same_plan_is_not_written_twice(demo, tmp_path):
