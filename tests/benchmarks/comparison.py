@@ -85,11 +85,6 @@ def write_sweep(results: Path) -> None:
             seen.model_copy(update={"point": name}).write(results / f"runs/{name}/run.json")
 
 
-def files(results: Path, pattern: str) -> list[str]:
-    """Return the files of `results` that match, as a rule names them."""
-    return sorted(str(path.relative_to(results.parent)) for path in results.glob(pattern))
-
-
 def main() -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
@@ -104,22 +99,22 @@ def main() -> None:
         with timed("everything"):
             with timed("pairs, intervals, verdicts, explanations, fairness, summary"):
                 output = {"pairs": pairs, "arms": arms, "explanations": explanations, "fairness": fairness}
-                given = {"table": table, "requests": files(results, "metrics/*.requests.parquet")}
-                run(results, "compare.py", input=given, output=output | {"summary": "results/summary.md"})
+                run(results, "compare.py", input={"table": table}, output=output | {"summary": "results/summary.md"})
             for name in FIGURES:
                 with timed(f"figure {name}, SVG and PNG"):
                     output = {kind: f"results/figures/{name}.{kind}" for kind in ("svg", "png")}
                     given = {"table": table, "pairs": pairs, "arms": arms}
                     run(results, "draw_figure.py", input=given, output=output, wildcards={"figure": name})
             with timed(f"a time sheet for each point, SVG, {PROCESSES} processes"):
-                given = {"tables": files(results, "timelines/*.parquet")}
-                run(results, "draw_timelines.py", input=given, output={"folder": SHEETS}, threads=PROCESSES)
+                run(results, "draw_timelines.py", input={"table": table}, output={"folder": SHEETS}, threads=PROCESSES)
             with timed("report"):
                 given = {"table": table, "changelog": str(gallery.PROJECT / "configs/perf-changelog.yaml")}
                 run(results, "write_report.py", input=given, output={"page": "results/report.html"})
         planned, verdicts = pd.read_parquet(results / "metrics.parquet"), pd.read_csv(results / "comparison.csv")
-        size = (results / "report.html").stat().st_size
-        print(f"\n{len(planned)} points, {len(verdicts)} verdicts, a report of {size / 1e6:.1f} MB")
+        size, sheets = (results / "report.html").stat().st_size, len(list((results.parent / SHEETS).iterdir()))
+        print(
+            f"\n{len(planned)} points, {sheets} time sheets, {len(verdicts)} verdicts, a report of {size / 1e6:.1f} MB"
+        )
 
 
 if __name__ == "__main__":
