@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from workflow.contract import Strict
+from workflow.contract import Reason, Strict
 
 # Raised when a formula changes, so that numbers of two definitions are never put on one axis.
 DEFINITION_VERSION = 1
@@ -272,7 +272,42 @@ def _definitions() -> Iterator[Definition]:
         )
 
 
+INVALID: Mapping[Reason, str] = {
+    Reason.ERROR_SHARE: "more requests failed than `limits.error_share` allows",
+    Reason.NO_REQUESTS: "no profiled request succeeded",
+    Reason.ZERO_TOKENS: "requests were answered without a token",
+    Reason.CLIENT_CANCELLED: "the client stopped before its window and drain were over",
+    Reason.CLIENT_INCOMPLETE: "the client wrote no whole summary",
+    Reason.WINDOW_SHORT: "the profiling phase was shorter than `limits.window_share` of what was asked for",
+    Reason.OFFLOAD_NOT_PROVEN: "no log line or counter shows that the tier gave anything back, although something was "
+    "left for it to give: the sessions need more than it holds, or the backend does not work",
+    Reason.OFFLOAD_IN_CONTROL: "the arm without offload stored or loaded KV",
+    Reason.ABOVE_CEILING: "more was cached than the sessions allow: an earlier run or the warm-up leaked in",
+    Reason.SHARES_DO_NOT_ADD_UP: "the prompt tokens by source are not all prompt tokens",
+    Reason.BAD_RECORDS: "lines of the records are damaged, or stand there twice",
+    Reason.BAD_LATENCY: "latencies are zero, negative, or longer than their request",
+    Reason.COUNTER_RESET: "a server's counters began anew during the run",
+    Reason.VERSION_MISMATCH: "another version served or replayed than was declared",
+    Reason.TRACES_MISSING: "the client loaded fewer sessions than were declared",
+    Reason.WARMUP_NOT_DRAINED: "warm-up requests ran on into the window",
+    Reason.COVERAGE: "nothing was going on any more long before the window ended",
+    Reason.COPY_RATE_ABOVE_BUS: "the copy rate that counters imply is more than the bus carries",
+    Reason.CLIENT_BOUND: "the client sent its requests late and measured itself",
+    Reason.REQUESTS_LOST: "requests that the client sent have no record",
+    Reason.CLIENT_DISAGREES: "the client's summary is not what its records give",
+    Reason.TOKENS_DISAGREE: "the servers counted other prompt tokens than the client sent: one is scraped twice, or not",
+    Reason.KV_INTEGRITY: "answers changed after their KV blocks had been evicted and restored",
+    Reason.DEGRADED: "the engine's log says that the backend lost blocks or fell back",
+    Reason.CLOCK_JUMP: "the node's clock jumped during the replay",
+}
+"""Why a point is `invalid`: measured, kept, drawn hollow, and in no ratio."""
+
 DEFINITIONS: Mapping[str, Definition] = {definition.name: definition for definition in _definitions()}
+
+
+INTRODUCTION = (
+    "It keeps its numbers, is drawn hollow and is in no ratio. The report gives the figures behind each reason."
+)
 
 
 def definitions_table() -> str:
@@ -294,6 +329,8 @@ def definitions_table() -> str:
         lines.append(
             f"| {one.name} | {one.unit} | {formula} | {one.source} | {least} | {one.since} | {one.better or ''} |"
         )
+    lines += ["", "## Why a point is invalid", "", INTRODUCTION, "", "| reason | what it means |", "|---|---|"]
+    lines += [f"| {reason.value} | {meaning} |" for reason, meaning in INVALID.items()]
     return "\n".join(lines) + "\n"
 
 

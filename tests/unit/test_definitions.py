@@ -1,4 +1,5 @@
-from workflow.definitions import DEFINITIONS, TIERS, definitions_table
+from workflow.contract import Reason
+from workflow.definitions import DEFINITIONS, INVALID, TIERS, definitions_table
 
 
 def test_the_committed_table_is_current(project):
@@ -26,3 +27,7 @@ def test_no_definition_is_written_twice_or_empty():
     names = [one.name for one in _definitions()]
     assert len(names) == len(set(names)) == len(DEFINITIONS)
     assert all(one.formula and one.source for one in DEFINITIONS.values())
+
+
+def test_every_reason_that_a_point_can_be_invalid_for_is_explained():
+    assert set(INVALID) == set(Reason)
