@@ -295,7 +295,7 @@ INVALID: Mapping[Reason, str] = {
     Reason.CLIENT_BOUND: "the client sent its requests late and measured itself",
     Reason.REQUESTS_LOST: "requests that the client sent have no record",
     Reason.CLIENT_DISAGREES: "the client's summary is not what its records give",
-    Reason.TOKENS_DISAGREE: "the servers counted other prompt tokens than the client sent: one is scraped twice, or not",
+    Reason.TOKENS_DISAGREE: "the servers counted other prompts than the client sent: one is scraped twice or never",
     Reason.KV_INTEGRITY: "answers changed after their KV blocks had been evicted and restored",
     Reason.DEGRADED: "the engine's log says that the backend lost blocks or fell back",
     Reason.CLOCK_JUMP: "the node's clock jumped during the replay",
