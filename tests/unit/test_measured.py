@@ -3,14 +3,17 @@
 import pandas as pd
 import pytest
 
+from workflow.evidence import Context, read_evidence
 from workflow.measured import Measured, requests_by_point, timeline_files, write_measured
-from workflow.metrics import Context, measure
+from workflow.metrics import measure_evidence
 
 
 @pytest.fixture
 def judged(attempt):
-    metrics, requests = measure(attempt.write(), Context(point="p-1"))
-    return Measured(metrics, requests, pd.DataFrame({"t_s": [0.0, 1.0]}))
+    folder, context = attempt.write(), Context(point="p-1")
+    evidence = read_evidence(folder, context)
+    metrics = measure_evidence(evidence, context, folder.name)
+    return Measured(metrics, evidence, pd.DataFrame({"t_s": [0.0, 1.0]}))
 
 
 def test_tables_are_found_by_the_points_status(judged, tmp_path):
@@ -19,7 +22,7 @@ def test_tables_are_found_by_the_points_status(judged, tmp_path):
     write_measured(other, tmp_path)
     table = pd.DataFrame({"point": ["p-1", "p-2", "p-3", "p-4"], "status": ["ok", "invalid", "failed", "missing"]})
     requests = requests_by_point(table, tmp_path)
-    assert {point: len(rows) for point, rows in requests.items()} == {"p-1": len(judged.requests)}
+    assert {point: len(rows) for point, rows in requests.items()} == {"p-1": judged.evidence.records.succeeded}
     assert [len(pd.read_parquet(path)) for path in timeline_files(table, tmp_path)] == [2, 2]
 
 
