@@ -39,21 +39,26 @@ def patch_wheel(wheel: Path, patch: Path, label: str, out: Path) -> Path:
         source.extractall(folder)
         _apply(patch, Path(folder))
         metadata = Path(folder) / old / "METADATA"
-        metadata.write_text(
-            re.sub(
-                rf"(?m)^Version: {re.escape(version)}$", f"Version: {version}+{label}", metadata.read_text(), count=1
-            )
+        text, stated = re.subn(
+            rf"(?m)^Version: {re.escape(version)}$", f"Version: {version}+{label}", metadata.read_text(), count=1
         )
-        infos = [info for info in source.infolist() if not info.is_dir() and info.filename != f"{old}/RECORD"]
+        if not stated:
+            raise InputError(f"its METADATA does not say that this is version {version}", file=wheel)
+        metadata.write_text(text)
+        # What is there now, and not what was packed: a patch adds files and removes some.
+        files = sorted(
+            path for path in Path(folder).rglob("*") if path.is_file() and path != metadata.parent / "RECORD"
+        )
+        modes = {info.filename: info.external_attr for info in source.infolist()}
         out.mkdir(parents=True, exist_ok=True)
         target = out / f"{name}-{version}+{label}{rest}"
         temporary = target.with_suffix(".new")
         record = []
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as built:
-            for info in infos:
-                data = (Path(folder) / info.filename).read_bytes()
-                kept = zipfile.ZipInfo(info.filename.replace(old, new, 1), EPOCH)
-                kept.external_attr, kept.compress_type = info.external_attr, zipfile.ZIP_DEFLATED
+            for path in files:
+                data, place = path.read_bytes(), path.relative_to(folder).as_posix()
+                kept = zipfile.ZipInfo(place.replace(old, new, 1), EPOCH)
+                kept.external_attr, kept.compress_type = modes.get(place, 0o644 << 16), zipfile.ZIP_DEFLATED
                 built.writestr(kept, data)
                 checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 record.append(f"{kept.filename},sha256={checksum},{len(data)}")
@@ -66,22 +71,14 @@ def patch_wheel(wheel: Path, patch: Path, label: str, out: Path) -> Path:
 def _apply(patch: Path, folder: Path) -> None:
     """Apply a patch below a folder; raises InputError with what `patch` says."""
     # Without fuzz: a hunk that only nearly fits was written for another release.
-    argv = [
-        "patch",
-        "--batch",
-        "--forward",
-        "--fuzz=0",
-        "--strip=1",
-        "--no-backup-if-mismatch",
-        "--directory",
-        str(folder),
-    ]
+    argv = ["patch", "--batch", "--forward", "--fuzz=0", "--strip=1", "--no-backup-if-mismatch"]
     try:
-        done = subprocess.run(argv, stdin=patch.open("rb"), capture_output=True, text=True, check=False)
+        with patch.open("rb") as text:
+            done = subprocess.run(argv, stdin=text, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         missing = patch if error.filename == str(patch) else "the program `patch`"
         raise InputError(f"no {missing}", file=patch, do="give the patch's path, and install GNU patch") from None
-    if done.returncode or "offset" in done.stdout:
+    if done.returncode or re.search(r"\(offset -?\d+ lines?\)", done.stdout):
         raise InputError(f"the patch does not fit this wheel:\n{(done.stdout + done.stderr).strip()}", file=patch)
 
 

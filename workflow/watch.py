@@ -197,15 +197,21 @@ class Sampler:
             raise AttemptFailed(FailureClass.ERROR_STORM, f"{STORM} requests in a row failed, the last one: {error}")
 
     def _scrape(self) -> tuple[float | None, float | None] | None:
-        """Keep the raw text of every endpoint; return the sums over them."""
-        metrics = self._attempt.point.plan.metrics
+        """Keep the raw text of every endpoint; return the engine's sums, None if no endpoint of it answered.
+
+        What runs beside the engine tells nothing of it: an engine may hang while its store goes on answering.
+        """
+        plan = self._attempt.point.plan
+        beside = {sidecar.probe.port for sidecar in plan.sidecars}
         found = []
-        for port, path in metrics:
+        for port, path in plan.metrics:
             text = endpoints.fetch(self._attempt.url(port, path), timeout_s=5.0)
-            if text is not None:
-                append_gzip(self._attempt.folder / "metrics" / f"{port}.samples.prom.gz", sample(time.time(), text))
+            if text is None:
+                continue
+            append_gzip(self._attempt.folder / "metrics" / f"{port}.samples.prom.gz", sample(time.time(), text))
+            if port not in beside:
                 found.append(totals(text))
-        if metrics and not found:
+        if plan.metrics and not found:
             return None
         work = [one for one, _ in found if one is not None]
         pending = [one for _, one in found if one is not None]

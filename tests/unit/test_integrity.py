@@ -35,8 +35,20 @@ def shifted(by, tokens=SURE, cached=0):
     return answer(*((text, logprob + by, runner_up) for text, logprob, runner_up in tokens), cached=cached)
 
 
-def rounds(one):
-    return (one,) * PROMPTS
+def rounds(*some):
+    """Return an answer to each prompt, each surer of itself than the next, as of a model that reads its prompts."""
+    listed = some if len(some) == PROMPTS else some * PROMPTS
+    return tuple(
+        one.model_copy(
+            update={
+                "tokens": tuple(
+                    token.model_copy(update={"logprob": token.logprob - i, "runner_up": token.runner_up - i})
+                    for token in one.tokens
+                )
+            }
+        )
+        for i, one in enumerate(listed)
+    )
 
 
 def test_prompts_are_fixed_long_and_different():
@@ -53,6 +65,21 @@ def test_equal_answers_hold():
     assert "90% of their prompt tokens came from a cache" in in_words(seen)
 
 
+def test_a_model_that_answers_every_prompt_alike_is_not_checked():
+    """As with the weights that vLLM draws for `--load-format dummy`: wrong blocks would pass as right ones."""
+    alike = (answer(*SURE, cached=90),) * PROMPTS
+    seen = judge(alike, alike, alike)
+    assert seen.blind
+    assert in_words(seen).startswith("not checked: this model answers different prompts alike")
+    changed = judge(alike, alike, (shifted(3.0, cached=90),) * PROMPTS)
+    assert "4 of 4 answers changed" in in_words(changed)
+
+
+def test_prompts_that_were_computed_again_test_nothing():
+    seen = judge(rounds(answer(*SURE)), rounds(answer(*SURE, cached=90)), rounds(answer(*SURE, cached=0)))
+    assert in_words(seen) == "not checked: none of the prompts came from a cache when they were asked again"
+
+
 def test_a_difference_that_the_device_cache_makes_as_well_is_normal():
     seen = judge(rounds(answer(*SURE)), rounds(shifted(0.05)), rounds(shifted(0.08)))
     assert seen.tolerance == pytest.approx(0.2)
@@ -61,7 +88,7 @@ def test_a_difference_that_the_device_cache_makes_as_well_is_normal():
 
 def test_a_difference_beyond_the_normal_is_a_finding():
     good, bad = answer(*SURE), shifted(-0.3)
-    seen = judge(rounds(good), rounds(shifted(0.01)), (good, good, bad, good))
+    seen = judge(rounds(good), rounds(shifted(0.01)), rounds(good, good, bad, good))
     assert seen.changed == (2,)
     found = finding(seen)
     assert found.code == Reason.KV_INTEGRITY
@@ -113,7 +140,7 @@ def test_probe_files_show_a_changed_answer(tmp_path):
     """M1: a store without its master gives garbled answers, not errors."""
     wrong = answer(("x", -0.1, -3.0), ("y", -0.2, -2.5), ("z", -0.1, -4.0))
     good = answer(*SURE)
-    write(tmp_path, judge(rounds(good), rounds(good), (good, wrong, good, good)))
+    write(tmp_path, judge(rounds(good), rounds(good), rounds(good, wrong, good, good)))
     assert changed_answers(tmp_path / "probes.before.json", tmp_path / "probes.after.json") == (prompts()[1],)
 
 

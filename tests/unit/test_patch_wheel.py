@@ -79,3 +79,27 @@ def test_every_file_of_the_patched_wheel_is_in_its_record(wheel, patch, tmp_path
     with zipfile.ZipFile(patch_wheel(wheel, patch, "x", tmp_path / "wheels")) as built:
         recorded = [line.split(",")[0] for line in built.read("greeting-1.2+x.dist-info/RECORD").decode().splitlines()]
         assert sorted(recorded) == sorted(built.namelist())
+
+
+def test_files_that_a_patch_adds_and_removes_are_added_and_removed(tmp_path):
+    wheel = write_wheel(tmp_path, "greeting", "1.2", {"greeting/old.py": "A = 1\n", "greeting/offset.py": "B = 1\n"})
+    patch = tmp_path / "fix.patch"
+    patch.write_text(
+        "--- a/greeting/old.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-A = 1\n"
+        "--- /dev/null\n+++ b/greeting/fresh.py\n@@ -0,0 +1 @@\n+C = 1\n"
+        "--- a/greeting/offset.py\n+++ b/greeting/offset.py\n@@ -1 +1 @@\n-B = 1\n+B = 2\n"
+    )
+    with zipfile.ZipFile(patch_wheel(wheel, patch, "x", tmp_path / "wheels")) as built:
+        names = set(built.namelist())
+        assert built.read("greeting/offset.py") == b"B = 2\n"
+    assert "greeting/fresh.py" in names
+    assert "greeting/old.py" not in names
+
+
+def test_a_wheel_whose_metadata_is_of_another_version_is_refused(tmp_path, patch, wheel):
+    renamed = tmp_path / "greeting-1.3-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(renamed, "w") as new:
+        for name in old.namelist():
+            new.writestr(name.replace("1.2.dist-info", "1.3.dist-info"), old.read(name))
+    with pytest.raises(InputError, match=r"METADATA does not say that this is version 1\.3"):
+        patch_wheel(renamed, patch, "x", tmp_path / "wheels")

@@ -2,11 +2,15 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.arms import plan
+from workflow import watch
+from workflow.config import Replay
 from workflow.contract import Reason
 from workflow.readers.power_samples import read_power
 from workflow.watch import (
@@ -14,6 +18,7 @@ from workflow.watch import (
     STORM,
     Clock,
     RecordTail,
+    Sampler,
     Stall,
     append_gzip,
     error_text,
@@ -232,3 +237,22 @@ def test_power_is_sampled_in_the_form_that_metrics_read(tmp_path, monkeypatch):
 def test_no_power_is_sampled_without_the_tool_or_the_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert start_power_samples(OnGpu()) is None
+
+
+@pytest.mark.parametrize("backend", ["lmcache", "mooncake"])
+def test_an_engine_that_hangs_beside_a_store_that_answers_is_a_stall(tmp_path, monkeypatch, backend):
+    arm = plan("minimaxm3-h100-vllm", backend)
+    (beside,) = {port for port, _ in arm.metrics} - {"engine"}
+    answers = {"engine": VLLM, beside: b"lmcache_mp_l1_read_chunks_total 5\n"}
+    monkeypatch.setattr(watch.endpoints, "fetch", lambda url, timeout_s: answers.get(url))
+    one = SimpleNamespace(
+        point=SimpleNamespace(plan=arm, replay=Replay(duration_s=60.0, grace_s=5.0)),
+        folder=tmp_path,
+        url=lambda port, path: port,
+    )
+    sampler = Sampler(one, None, tmp_path / "records.jsonl")
+    assert sampler._scrape() == (1600.0, 6.0)
+    del answers["engine"]
+    assert sampler._scrape() is None
+    kept = gzip.decompress((tmp_path / f"metrics/{beside}.samples.prom.gz").read_bytes())
+    assert kept.count(b"# sampled at") == 2, "what the store says is kept all the same"
