@@ -132,11 +132,12 @@ def locks_of(points: Iterable[Point], sweep: Sweep) -> dict[str, Path]:
 def download(carried: Mapping[str, str], node: Node, folder: Path, own: Iterable[Path] = ()) -> dict[str, Path]:
     """Download the wheels of some pins for the node into `folder`, unless they are there; return name -> wheel.
 
-    `own` are folders with wheels that no index has. Raises InputError with the end of pip's message, also for a
-    distribution that has no wheel for the node.
+    What is in one of the `own` folders is taken from there. Raises InputError with the end of pip's message, also for
+    a distribution that has no wheel for the node.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {name: version for name, version in carried.items() if _wheel_of(name, version, folder) is None}
+    places = (*own, folder)
+    wanted = {name: version for name, version in carried.items() if _wheel_of(name, version, places) is None}
     if wanted:
         minor = int(node.glibc.partition(".")[2])
         platforms = [f"manylinux_2_{number}_x86_64" for number in range(5, minor + 1)]
@@ -144,18 +145,20 @@ def download(carried: Mapping[str, str], node: Node, folder: Path, own: Iterable
         argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
         argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python.rpartition(".")[0]]
         argv += [word for name in platforms for word in ("--platform", name)]
-        argv += [word for place in own for word in ("--find-links", str(place))]
         argv += ["--dest", str(folder), *(f"{name}=={version}" for name, version in wanted.items())]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode:
             tail = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING"))
-            raise InputError(f"pip cannot download {len(wanted)} wheels: {tail[-1500:]}", do="mend the lock's pins")
-    found = {name: _wheel_of(name, version, folder) for name, version in carried.items()}
+            raise InputError(
+                f"pip cannot download {len(wanted)} wheels: {tail[-1500:]}",
+                do="mend the lock's pins, or put a wheel of your own into a folder that it names with --find-links",
+            )
+    found = {name: _wheel_of(name, version, places) for name, version in carried.items()}
     return {name: wheel for name, wheel in found.items() if wheel is not None}
 
 
-def _wheel_of(name: str, version: str, folder: Path) -> Path | None:
-    for wheel in sorted(folder.glob("*.whl")):
+def _wheel_of(name: str, version: str, folders: Iterable[Path]) -> Path | None:
+    for wheel in (wheel for folder in folders for wheel in sorted(folder.glob("*.whl"))):
         owner, its_version = wheel.name.split("-")[:2]
         if normalised(owner) == name and its_version == version:
             return wheel

@@ -134,7 +134,7 @@ def _pairs(sides: Mapping[str, _Side]) -> Iterator[tuple[_Side, _Side | None]]:
 def _noise(planned: pd.DataFrame) -> dict[str, Noise | None]:
     """Return the noise between repeats of one arm for each metric, from all arms and concurrencies of a group."""
     good = planned[planned["status"] == "ok"]
-    cells = [rows for _, rows in good.groupby(["arm", "concurrency"])]
+    cells = [rows for _, rows in good.groupby(["arm", "concurrency"]) if _mixed(rows) is None]
     return {metric.name: noise_between([rows[metric.name].tolist() for rows in cells]) for metric in COMPARED}
 
 
@@ -165,8 +165,8 @@ def _relative_draws(metric: Compared, side: _Side, drawn: Mapping[tuple[str, str
 
 
 def _arm_rows(side: _Side, drawn: Mapping[tuple[str, str], Resampled]) -> Iterator[dict[str, Any]]:
-    # Repeats over other sessions are no repeats: what they measured has no mean.
-    if not len(side.rows) or side.rows["trace_sha256"].nunique() > 1:
+    # Over other sessions, or with another build, a repeat is none: what they measured has no mean.
+    if not len(side.rows) or _mixed(side.rows) is not None:
         return
     for metric in COMPARED:
         value, draws = _value(metric, side, drawn), _relative_draws(metric, side, drawn)
@@ -209,17 +209,23 @@ def _refused(arm: _Side, against: _Side | None) -> tuple[Verdict, str] | None:
     for side in (arm, against):
         if side.unusable is not None:
             return "not comparable", side.unusable
-    both = pd.concat([arm.rows, against.rows])
-    for column, what in (("definition_version", "metric definitions"), ("trace_sha256", "contents of the trace set")):
-        found = sorted(str(one)[:12] for one in both[column].dropna().unique())
-        if len(found) > 1:
-            return "not comparable", f"two {what} must not share an axis: {', '.join(found)}"
-    for component, versions in _versions(both).items():
-        if len(versions) > 1:
-            return "not comparable", f"two builds of {component}: {', '.join(sorted(versions))}"
+    if (mixed := _mixed(pd.concat([arm.rows, against.rows]))) is not None:
+        return "not comparable", mixed
     budgets = [float(side.rows["budget_gb"].iloc[0]) for side in (arm, against)]
     if against.name != CONTROL and budgets[0] != budgets[1]:
         return "not comparable", f"host memory budgets differ: {budgets[0]:g} GB and {budgets[1]:g} GB"
+    return None
+
+
+def _mixed(rows: pd.DataFrame) -> str | None:
+    """Say why numbers of some points must not be laid beside each other or pooled, or None."""
+    for column, what in (("definition_version", "metric definitions"), ("trace_sha256", "contents of the trace set")):
+        found = sorted(str(one)[:12] for one in rows[column].dropna().unique())
+        if len(found) > 1:
+            return f"two {what} must not share an axis: {', '.join(found)}"
+    for component, versions in _versions(rows).items():
+        if len(versions) > 1:
+            return f"two builds of {component}: {', '.join(sorted(versions))}"
     return None
 
 

@@ -64,6 +64,10 @@ def patch_wheel(wheel: Path, patch: Path, label: str, out: Path) -> Path:
                 record.append(f"{kept.filename},sha256={checksum},{len(data)}")
             listing = "\n".join([*record, f"{new}/RECORD,,"]) + "\n"
             built.writestr(zipfile.ZipInfo(f"{new}/RECORD", EPOCH), listing)
+        if target.exists() and target.read_bytes() != temporary.read_bytes():
+            temporary.unlink()
+            # Environments and points are named by the version: another content under it would be taken for this one.
+            raise InputError(f"{target} is there with another content", key="--label", do="choose another label")
         temporary.replace(target)
     return target
 

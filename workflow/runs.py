@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -307,12 +307,17 @@ class Observed:
     integrity: str
 
 
-def observe(attempt: Attempt) -> Observed:
-    """Replay against a server that is ready, between two rounds of probe prompts; raises AttemptFailed."""
+def observe(attempt: Attempt, check: Callable[[Rounds], None] = lambda _rounds: None) -> Observed:
+    """Replay against a server that is ready, between two rounds of probe prompts; raises AttemptFailed.
+
+    `check` looks at the answers before the replay.
+    """
     versions = startup.versions_of(attempt)
     leftovers.note(attempt.folder, attempt.members())
     with attempt.phase("probe"):
         answers = probe_before(attempt)
+        if not isinstance(answers, str):
+            check(answers)
     scrape(attempt, "before")
     with attempt.phase("replay"):
         client_argv, exit_code, noticed = replay_sessions(attempt)

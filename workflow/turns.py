@@ -27,6 +27,7 @@ from workflow.parts import find_parts
 from workflow.points import Point
 from workflow.runs import (
     Failed,
+    Rounds,
     Run,
     SharedServer,
     attempt_name,
@@ -103,8 +104,22 @@ def make_cold(attempt: Attempt, scratch: Path) -> str:
             f"the server still has {max(cold):.0%} of a prompt cached after it was told {EMPTYING_TRIES} times "
             "to empty its caches",
         )
-    _empty(attempt, scratch)  # of the proof itself
+    _empty(attempt, scratch)  # of the proof itself: see still_cold
     return f"at least {min(hot):.0%} of each probe prompt was cached before emptying, at most {max(cold):.0%} after it"
+
+
+def still_cold(rounds: Rounds) -> None:
+    """Raise AttemptFailed if the server had cached what the proof asked: the last emptying was not heeded.
+
+    The point's own first questions show it, which are the same prompts.
+    """
+    computed, _ = rounds
+    shares = [(one.cached_tokens or 0) / one.prompt_tokens for one in computed if one.prompt_tokens]
+    cached = max(shares, default=0.0)
+    if cached > COLD_SHARE:
+        raise AttemptFailed(
+            FailureClass.ENGINE_NOT_READY, f"the server still has {cached:.0%} of a prompt cached that its proof asked"
+        )
 
 
 def _empty(attempt: Attempt, scratch: Path) -> None:
@@ -157,7 +172,7 @@ def take_turn(attempt: Attempt, shared: Shared, allocation: str) -> Run:
             begins = {name: host.log_of(name).stat().st_size for name in shared.fresh}
         attempt.probe_spans = {name: [(shared.fresh[name], begin)] for name, begin in begins.items()}
         with blame_memory():
-            seen = observe(attempt)
+            seen = observe(attempt, still_cold)
     finally:
         _cut_logs(attempt, shared, begins)
     about = SharedServer(allocation=allocation, points_before=shared.points_before, cold=cold)

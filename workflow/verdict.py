@@ -261,8 +261,8 @@ def loads(evidence: Evidence) -> dict[str, float]:
     return signs
 
 
-NOTHING_LEFT = 0.02
-"""The device's own cache held the prompt tokens that any cache could have held, give or take this share of all."""
+NOTHING_LEFT = 0.05
+"""The largest share of the computed prompt tokens that a tier could have saved where nothing was left for it."""
 
 
 def not_needed(evidence: Evidence, values: Mapping[str, Value]) -> bool:
@@ -270,7 +270,9 @@ def not_needed(evidence: Evidence, values: Mapping[str, Value]) -> bool:
     device, ceiling = values["prompt_share_device"].value, values["ceiling_share"].value
     idle = not any(amount > 0 for amount in loads(evidence).values())
     # Above the ceiling something leaked in, which is no sign of a fitting device.
-    return idle and device is not None and ceiling is not None and abs(ceiling - device) <= NOTHING_LEFT < ceiling
+    if not idle or device is None or not ceiling:
+        return False
+    return abs(ceiling - device) <= NOTHING_LEFT * (1 - device)
 
 
 def _offload(evidence: Evidence, values: Mapping[str, Value], context: Context) -> Raised:

@@ -299,4 +299,5 @@ def test_what_a_server_beside_the_engine_counts_is_scraped_too():
 def test_no_emptying_is_claimed_where_it_would_not_reach_everything():
     assert plan("dsv4-b200-vllm", dp_attn=True).empties is None, "the proof's prompts reach one rank of several"
     assert plan("minimaxm3-h100-vllm", "lmcache-v1").empties is None
+    assert plan("minimaxm3-h100-vllm", "vllm-simple", options={"vllm-simple": {"lazy": True}}).empties is None
     assert plan("qwen3.5-h100-sglang", "hicache").empties is None

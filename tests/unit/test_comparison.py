@@ -80,12 +80,16 @@ def test_X17_X26_what_must_not_share_an_axis_is_not_compared(column, value, says
     assert pairs["ratio"].isna().all()
 
 
-def test_repeats_over_other_sessions_have_no_mean():
-    table, requests = sweep(["none", "x"], repeats=2)
-    table.loc[table["point"] == "x-2", "trace_sha256"] = "b" * 64
+@pytest.mark.parametrize(("column", "value"), [("trace_sha256", "b" * 64), ("versions", '{"image": "b2"}')])
+def test_repeats_over_other_sessions_or_with_another_build_have_no_mean_and_no_noise(column, value):
+    table, requests = sweep(
+        ["none", "x", "y"], repeats=2, versions=dict.fromkeys(("none", "x", "y"), '{"image": "a1"}')
+    )
+    table.loc[table["point"] == "x-2", [column, "total_tok_per_s_per_gpu"]] = value, 1e6
     pairs, arms = compare(table, requests)
-    assert set(pairs["verdict"]) == {"not comparable"}
-    assert set(arms["arm"]) == {"none"}
+    assert set(pairs.loc[pairs["arm"] == "x", "verdict"]) == {"not comparable"}
+    assert set(arms["arm"]) == {"none", "y"}
+    assert row_of(pairs, "total_tok_per_s_per_gpu", arm="y")["noise_high"] < 10
 
 
 def test_a_moved_tag_is_another_build():

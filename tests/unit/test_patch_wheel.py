@@ -103,3 +103,13 @@ def test_a_wheel_whose_metadata_is_of_another_version_is_refused(tmp_path, patch
             new.writestr(name.replace("1.2.dist-info", "1.3.dist-info"), old.read(name))
     with pytest.raises(InputError, match=r"METADATA does not say that this is version 1\.3"):
         patch_wheel(renamed, patch, "x", tmp_path / "wheels")
+
+
+def test_another_patch_under_the_same_label_is_refused(wheel, patch, tmp_path):
+    built = patch_wheel(wheel, patch, "x", tmp_path / "wheels")
+    before = built.read_bytes()
+    patch.write_text(PATCH.replace("hello", "howdy"))
+    with pytest.raises(InputError, match=r"--label: .* is there with another content; choose another label"):
+        patch_wheel(wheel, patch, "x", tmp_path / "wheels")
+    assert built.read_bytes() == before
+    assert list((tmp_path / "wheels").iterdir()) == [built]

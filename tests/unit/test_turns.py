@@ -201,3 +201,15 @@ def test_a_server_that_refuses_to_be_emptied_is_not_shared_further(monkeypatch, 
     monkeypatch.setattr(turns.integrity, "ask_one", lambda *_: SimpleNamespace(cached_tokens=100, prompt_tokens=100))
     with pytest.raises(AttemptFailed, match=r"did not empty its caches: /reset: HTTPError: HTTP Error 404"):
         make_cold(attempt_emptied_by(Emptying(posts=(("engine", "/reset"),))), tmp_path)
+
+
+@pytest.mark.parametrize(("cached", "cold"), [(None, True), (5, True), (90, False)])
+def test_a_server_that_kept_what_the_proof_asked_is_not_cold(cached, cold):
+    first = SimpleNamespace(cached_tokens=cached, prompt_tokens=100)
+    again = SimpleNamespace(cached_tokens=98, prompt_tokens=100)
+    rounds = ((first,), (again,))
+    if cold:
+        turns.still_cold(rounds)
+    else:
+        with pytest.raises(AttemptFailed, match="still has 90% of a prompt cached that its proof asked"):
+            turns.still_cold(rounds)

@@ -244,11 +244,11 @@ def test_an_engine_that_hangs_beside_a_store_that_answers_is_a_stall(tmp_path, m
     arm = plan("minimaxm3-h100-vllm", backend)
     (beside,) = {port for port, _ in arm.metrics} - {"engine"}
     answers = {"engine": VLLM, beside: b"lmcache_mp_l1_read_chunks_total 5\n"}
-    monkeypatch.setattr(watch.endpoints, "fetch", lambda url, timeout_s: answers.get(url))
+    monkeypatch.setattr(watch.endpoints, "fetch", lambda url, **_: answers.get(url))
     one = SimpleNamespace(
         point=SimpleNamespace(plan=arm, replay=Replay(duration_s=60.0, grace_s=5.0)),
         folder=tmp_path,
-        url=lambda port, path: port,
+        url=lambda port, _path: port,
     )
     sampler = Sampler(one, None, tmp_path / "records.jsonl")
     assert sampler._scrape() == (1600.0, 6.0)
