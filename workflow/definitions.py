@@ -279,8 +279,8 @@ INVALID: Mapping[Reason, str] = {
     Reason.CLIENT_CANCELLED: "the client stopped before its window and drain were over",
     Reason.CLIENT_INCOMPLETE: "the client wrote no whole summary",
     Reason.WINDOW_SHORT: "the profiling phase was shorter than `limits.window_share` of what was asked for",
-    Reason.OFFLOAD_NOT_PROVEN: "no log line or counter shows that the tier gave anything back, although something was "
-    "left for it to give: the sessions need more than it holds, or the backend does not work",
+    Reason.OFFLOAD_NOT_PROVEN: "a log line that proves the backend's set-up is missing, or one is there that "
+    "disproves it; or nothing shows that the tier gave anything back although something was left for it to give",
     Reason.OFFLOAD_IN_CONTROL: "the arm without offload stored or loaded KV",
     Reason.ABOVE_CEILING: "more was cached than the sessions allow: an earlier run or the warm-up leaked in",
     Reason.SHARES_DO_NOT_ADD_UP: "the prompt tokens by source are not all prompt tokens",

@@ -28,7 +28,7 @@ def fetch(url: str, timeout_s: float = 10.0) -> bytes | None:
 
 
 def tell(url: str, timeout_s: float = 60.0) -> str | None:
-    """POST nothing to a URL and return a text that says what went wrong, None if nothing did.
+    """POST `{}` to a URL and return a text that says what went wrong, None if nothing did.
 
     vLLM answers 200 and `{"success": false}` where it does not do what it is told. Any other answer is left.
     """

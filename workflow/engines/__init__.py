@@ -39,7 +39,7 @@ class Engine(Protocol):
         ...
 
     def empties(self, argv: Argv) -> Emptying | None:
-        """Return the HTTP paths, POST, that empty the device's KV cache; None if none is proven to."""
+        """Return what empties the device's KV cache short of a restart; None if nothing is proven to."""
         ...
 
     def metrics(self) -> tuple[tuple[str, str], ...]:
