@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.contract import write_atomic
+from workflow.contract import without_traceback, write_atomic
 from workflow.figures import draw_timeline
 from workflow.measured import timeline_files
 from workflow.style import render
@@ -20,5 +20,5 @@ def draw(table: Path) -> None:
 
 Path(snakemake.output.folder).mkdir(exist_ok=True)
 # Forked: the imports are there already.
-with ProcessPoolExecutor(snakemake.threads, multiprocessing.get_context("fork")) as pool:
+with without_traceback(), ProcessPoolExecutor(snakemake.threads, multiprocessing.get_context("fork")) as pool:
     list(pool.map(draw, timeline_files(pd.read_parquet(snakemake.input.table), Path("results")), chunksize=8))

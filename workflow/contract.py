@@ -1,10 +1,12 @@
 """What every file of the pipeline agrees on: strict models, schema versions, atomic writes, errors and reasons."""
 
+import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -42,6 +44,15 @@ class InputError(Exception):
         """Return one error that shows all of them, a line each; the only one as it is."""
         listed = list(errors)
         return listed[0] if len(listed) == 1 else cls("\n".join(str(error) for error in listed))
+
+
+@contextlib.contextmanager
+def without_traceback() -> Iterator[None]:
+    """End a script that meets an InputError with its message alone."""
+    try:
+        yield
+    except InputError as error:
+        sys.exit(str(error))
 
 
 class DamagedFile(InputError):

@@ -1,8 +1,10 @@
 """What was read from one attempt's folder, and the window that it is measured over."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from workflow.readers.client_summary import ClientSummary, read_client_csv, read
 from workflow.readers.node_samples import resident_max_bytes
 from workflow.readers.power_samples import PowerSamples, read_power
 from workflow.readers.probes import changed_answers
-from workflow.readers.prometheus_text import read_pair
+from workflow.readers.prometheus_text import read_around, read_pair
 from workflow.readers.records import Records, read_records
 from workflow.readers.series import Scrape, without_double_scrapes
 from workflow.readers.server_logs import EngineLog, PromptSources, log_files, read_engine_log
@@ -26,6 +28,9 @@ T = TypeVar("T")
 
 RESTART_S = 1.0
 """Two start times of one process differ by rounding; a restart takes longer than this."""
+
+SERIAL = re.compile(r"-\d+(?=-|$)")
+"""What tells servers of one kind apart in the names of their ports, such as `lmcache-3-http`."""
 
 
 class Context(Strict):
@@ -227,12 +232,13 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
     notes: list[str] = []
     damaged: list[str] = []
     summary = _read_summary(client, notes, damaged)
-    raw = _read_scrapes(folder, client, notes, damaged)
-    scrapes = []
-    for scrape in raw:
-        series, remarks = without_double_scrapes(scrape.series)
+    path = client / "server_metrics_export.json"
+    export = _whole(partial(read_server_metrics, path), damaged) if path.is_file() else None
+    scrapes = _read_servers(folder, export.phase_ns if export else None, notes, damaged)
+    if export is not None:
+        series, remarks = without_double_scrapes(export.series)
         notes += remarks
-        scrapes.append(replace(scrape, series=series))
+        scrapes.insert(0, replace(export, series=series))
     logs = [read_engine_log(path) for path in _logs(folder, client)]
     window = _window(records, summary, scrapes, context)
     before, after = folder / "probes.before.json", folder / "probes.after.json"
@@ -245,7 +251,7 @@ def read_evidence(folder: Path, context: Context) -> Evidence:
         sources=_sources(logs, records, window),
         client_log=read_client_log(client / "logs" / "aiperf.log"),
         changed_answers=changed_answers(before, after) if before.is_file() and after.is_file() else (),
-        export=next((scrape for scrape in raw if scrape.families), None),
+        export=export if export is not None and export.families else None,
         power=next((read_power(path) for path in _power_files(folder, client)), None),
         resident_max_bytes=resident_max_bytes(folder / "node.jsonl"),
         damaged=tuple(damaged),
@@ -294,23 +300,39 @@ def _read_summary(client: Path, notes: list[str], damaged: list[str]) -> ClientS
     return ClientSummary()
 
 
-def _read_scrapes(folder: Path, client: Path, notes: list[str], damaged: list[str]) -> list[Scrape]:
-    pairs: list[tuple[Path | None, Path, str]] = []
+def _read_servers(folder: Path, phase_ns: tuple[int, int] | None, notes: list[str], damaged: list[str]) -> list[Scrape]:
+    """Read what our own scrapes say, one Scrape a kind of server: each of its servers did a part of the work.
+
+    Where the phase is known, the samples taken during the replay narrow a server's counts to it: the client's export
+    has the phase alone, and counts of both stand side by side.
+    """
+    kinds: dict[str, list[Scrape]] = {}
     for after in sorted((folder / "metrics").glob("*.after.prom")):
         name = after.name.removesuffix(".after.prom")
-        before = after.with_name(f"{name}.before.prom")
-        pairs.append((before if before.is_file() else None, after, name))
-    pairs += [(None, lone, lone.stem) for lone in sorted(folder.glob("metrics_*.prom"))]
-    found: list[Scrape | None] = []
-    export = client / "server_metrics_export.json"
-    if export.is_file():
-        found.append(_whole(partial(read_server_metrics, export), damaged))
-    found += [_whole(partial(read_pair, *pair), damaged) for pair in pairs]
-    scrapes = [one for one in found if one is not None]
-    for scrape in scrapes:
+        scrape = _whole(partial(_read_server, after, name, phase_ns), damaged)
+        if scrape is not None:
+            kinds.setdefault(SERIAL.sub("", name), []).append(scrape)
+    for lone in sorted(folder.glob("metrics_*.prom")):
+        scrape = _whole(partial(read_pair, None, lone, lone.stem), damaged)
+        if scrape is not None:
+            kinds[lone.name] = [scrape]
+    for scrape in chain.from_iterable(kinds.values()):
         if scrape.whole_life:
             notes.append(f"{scrape.source}: no scrape from before the window, so its counters include the warm-up")
-    return scrapes
+    return [
+        Scrape(
+            tuple(chain.from_iterable(one.series for one in servers)),
+            source=kind,
+            whole_life=any(one.whole_life for one in servers),
+        )
+        for kind, servers in kinds.items()
+    ]
+
+
+def _read_server(after: Path, name: str, phase_ns: tuple[int, int] | None) -> Scrape:
+    before, samples = (after.with_name(f"{name}.{what}") for what in ("before.prom", "samples.prom.gz"))
+    around = read_around(samples, phase_ns) if phase_ns is not None and samples.is_file() else (None, None)
+    return read_pair(before if before.is_file() else None, after, name, around)
 
 
 def _window(records: Records, summary: ClientSummary, scrapes: Sequence[Scrape], context: Context) -> Window | None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,14 +219,34 @@ def write_measured(measured: Measured, results: Path) -> None:
 
 
 def requests_by_point(table: pd.DataFrame, results: Path) -> dict[str, pd.DataFrame]:
-    """Return the requests of each point of the sweep's table that is `ok`."""
-    usable = table.loc[table["status"] == "ok", "point"]
-    return {point: pd.read_parquet(_requests_file(results, point)) for point in usable}
+    """Return the requests of each point of the sweep's table that is `ok`; raises InputError: a lost file."""
+    files = _files(table, {"ok"}, results, _requests_file)
+    return {point: pd.read_parquet(file) for point, file in files.items()}
 
 
 def timeline_files(table: pd.DataFrame, results: Path) -> list[Path]:
-    """Return the timeline of each point of the sweep's table that has metrics, `ok` or `invalid`."""
-    return [_timeline_file(results, point) for point in table.loc[table["status"].isin(["ok", "invalid"]), "point"]]
+    """Return the timeline of each point that has metrics, `ok` or `invalid`; raises InputError: a lost file."""
+    return list(_files(table, {"ok", "invalid"}, results, _timeline_file).values())
+
+
+def _files(
+    table: pd.DataFrame, status: set[str], results: Path, file_of: Callable[[Path, str], Path]
+) -> dict[str, Path]:
+    files = {point: file_of(results, point) for point in table.loc[table["status"].isin(status), "point"]}
+    lost = [
+        InputError(
+            f"the file of {point} is missing",
+            file=file,
+            # Snakemake makes a missing file again only if what it makes of it is missing too.
+            do=f"delete {results / 'metrics' / f'{point}.json'} and {results / 'metrics.parquet'} "
+            "to judge the point again",
+        )
+        for point, file in files.items()
+        if not file.is_file()
+    ]
+    if lost:
+        raise InputError.join(lost)
+    return files
 
 
 def _requests_file(results: Path, point: str) -> Path:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.conftest import START_S
 from workflow import measured
 from workflow.config import Limits
 from workflow.contract import Finding, InputError, Reason
@@ -18,6 +19,7 @@ from workflow.evidence import read_evidence
 from workflow.measured import table, write_requests
 from workflow.metrics import Accounting, Context, PointMetrics, _statistics, main, measure
 from workflow.readers.server_logs import PINNED_LATE, read_engine_log
+from workflow.watch import append_gzip, sample
 
 
 def values(attempt, **context):
@@ -264,6 +266,56 @@ def test_X14_the_fill_of_several_engines_is_that_of_the_fullest_whoever_divides(
         attempt.gauge("sglang:hicache_host_total_tokens", 100.0, 100.0, tp_rank=rank)
     found = values(attempt)
     assert found["device_kv_use_max_share"].value == found["host_kv_use_max_share"].value == 0.9
+
+
+def sidecar(attempt, name, moment, used_bytes, looked_up, hit):
+    """Write a scrape of an LMCache server: to `before` or `after`, or as a sample at a second of the window."""
+    text = (
+        f"# TYPE lmcache_mp_l1_memory_usage_bytes gauge\nlmcache_mp_l1_memory_usage_bytes {used_bytes}\n"
+        f"# TYPE lmcache_mp_lookup_requested_tokens counter\nlmcache_mp_lookup_requested_tokens_total {looked_up}\n"
+        f"# TYPE lmcache_mp_lookup_hit_tokens counter\nlmcache_mp_lookup_hit_tokens_total {hit}\n"
+    )
+    folder = attempt.folder / "metrics"
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(moment, str):
+        (folder / f"{name}.{moment}.prom").write_text(text)
+    else:
+        append_gzip(folder / f"{name}.samples.prom.gz", sample(START_S + moment, text.encode()))
+
+
+def test_servers_of_one_kind_are_added_up_and_never_to_the_engine(attempt):
+    # Ranks that do the same work have equal counters, and are still servers of their own.
+    for rank in range(8):
+        sidecar(attempt, f"lmcache-{rank}-http", "before", 0, 0, 0)
+        sidecar(attempt, f"lmcache-{rank}-http", "after", 1e9, 100, 25 if rank < 4 else 75)
+    for name, line in (
+        ("engine", 'vllm:mooncake_store_operation_bytes_total{operation="load_get"} 7'),
+        ("mooncake-metrics", "mem_cache_hit_bytes_total 7"),
+    ):
+        (attempt.folder / f"metrics/{name}.before.prom").write_text("")
+        (attempt.folder / f"metrics/{name}.after.prom").write_text(line + "\n")
+    found = values(attempt)
+    assert found["host_kv_used_max_bytes"].value == 8e9
+    hits = found["store_hit_share_of_lookups"]
+    assert (hits.numerator, hits.denominator) == (400, 800)
+    assert found["transfer_to_device_bytes"].value == 7
+
+
+def test_X11_sidecars_are_counted_over_the_phase_that_the_clients_export_is_of(attempt):
+    for moment, *counts in (
+        ("before", 0, 0, 0),
+        (-20, 1e9, 500, 0),
+        (-1, 2e9, 1000, 0),
+        (50, 3e9, 1400, 100),
+        (101, 4e9, 2000, 800),
+        (120, 5e9, 2600, 800),
+        ("after", 6e9, 3000, 800),
+    ):
+        sidecar(attempt, "lmcache-0-http", moment, *counts)
+    found = values(attempt)
+    hits = found["store_hit_share_of_lookups"]
+    assert (hits.numerator, hits.denominator) == (800, 1000)
+    assert found["host_kv_used_max_bytes"].value == 4e9
 
 
 def test_P7_a_request_that_the_client_dropped_as_too_long_is_a_failure_with_its_name(attempt):

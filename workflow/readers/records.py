@@ -138,7 +138,8 @@ def read_records(path: Path, processes: int | None = None) -> Records:
     """Read a client's records; a line that is not a record is counted in `unreadable` and skipped.
 
     A file above PARALLEL_BYTES is read by two processes, each half of it, since parsing JSON is nearly all the work;
-    `processes` sets their number. Raises InputError: no such file, or a reading process that was killed.
+    `processes` sets their number. Raises InputError: no such file, no room for temporary files, or a reading process
+    that was killed.
     """
     try:
         size = path.stat().st_size
@@ -162,13 +163,14 @@ def read_records(path: Path, processes: int | None = None) -> Records:
     table.fill(path, cuts[0], cuts[1])
     for other, part, here in others:
         try:
-            part.receive(here.recv())
+            sent = here.recv()
         except EOFError:
             raise InputError(
-                "a process that read a part of it was killed",
-                file=path,
-                do="try again where there is more memory, or more room for temporary files",
+                "a process that read a part of it was killed", file=path, do="try again where there is more memory"
             ) from None
+        if isinstance(sent, InputError):
+            raise sent
+        part.receive(sent)
         other.join()
         here.close()
         table.append(part)
@@ -177,8 +179,11 @@ def read_records(path: Path, processes: int | None = None) -> Records:
 
 def _send_part(table: "_Table", path: Path, start: int, stop: int, out: Connection) -> None:
     """Fill a table in a process of its own. Its columns go into the file that the reader of `out` has open as well."""
-    table.fill(path, start, stop)
-    out.send(table.sent())
+    try:
+        table.fill(path, start, stop)
+        out.send(table.sent())
+    except InputError as error:
+        out.send(error)
 
 
 def error_category(error: Any) -> str:

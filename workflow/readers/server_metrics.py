@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
     data = known_object(data, path, "the server metrics export", SERVER_METRICS_VERSIONS)
     for body in (data.get("metrics") or {}).values():
         for series in body.get("series") or ():
-            if "timeslices" in series:
+            if series.get("timeslices") is not None:
                 series["timeslices"] = places[series["timeslices"]]
     return data
 

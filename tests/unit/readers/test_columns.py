@@ -1,12 +1,15 @@
 """A table in a file reads as it was written, however it was cut into blocks, parts and files."""
 
 import struct
+import tempfile
+from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workflow.contract import InputError
 from workflow.readers import columns as module
 from workflow.readers.columns import Columns, Scratch
 
@@ -22,6 +25,7 @@ def filled(wanted, scratch=None):
     return made
 
 
+@settings(deadline=None)
 @given(st.lists(rows, min_size=1, max_size=3), st.integers(1, 6), st.integers(1, 9), st.booleans())
 def test_rows_come_back_by_columns(tables, block, part, one_file):
     with pytest.MonkeyPatch.context() as patch:
@@ -51,6 +55,23 @@ def test_a_number_that_its_column_cannot_hold_adds_no_row():
         made.add(1, 2**31, 3.0)
     made.flush()
     assert made["code"].tolist() == [2]
+
+
+def test_a_temporary_file_that_was_cut_off_gives_no_numbers(monkeypatch):
+    with tempfile.TemporaryFile() as file:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda: file)
+        made = filled([(1, 2, 3.0), (4, 5, 6.0)])
+        file.truncate(2 * 8 + 4)
+        assert made["at"].tolist() == [1, 4]
+        with pytest.raises(InputError, match="a temporary file was cut off: 4 bytes at 16, 8 were written"):
+            made["code"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_temporary_file_without_room_is_one_message(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "r+b"))
+    with pytest.raises(InputError, match="No space left on device; try again where there is more room"):
+        filled([(1, 2, 3.0)])
 
 
 def test_blocks_that_another_process_wrote_are_found_in_the_same_file():

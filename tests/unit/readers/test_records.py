@@ -3,6 +3,8 @@ import json
 import math
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,6 +209,19 @@ def test_two_processes_read_what_one_reads(attempt, tmp_path):
     for name in module.ANSWERED:
         assert np.array_equal(one.answered[name], two.answered[name], equal_nan=True)
     assert one.total == two.total == 50
+
+
+@pytest.mark.parametrize("full", [0, 1], ids=["of the other process", "of its own"])
+def test_no_room_for_temporary_files_is_one_message_whichever_process_meets_it(attempt, tmp_path, monkeypatch, full):
+    path = write(tmp_path / "r.jsonl", [attempt.record(at=i, seconds=1) for i in range(50)])
+    made, make = itertools.count(), tempfile.TemporaryFile
+    monkeypatch.setattr(
+        tempfile,
+        "TemporaryFile",
+        lambda: Path("/dev/full").open("r+b") if next(made) == full else make(),  # noqa: SIM115
+    )
+    with pytest.raises(InputError, match="No space left on device; try again where there is more room for temporary"):
+        read_records(path, processes=2)
 
 
 def test_a_reader_that_is_killed_is_one_message_and_no_half_of_the_records(attempt, tmp_path, monkeypatch):

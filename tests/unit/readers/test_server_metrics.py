@@ -61,6 +61,13 @@ def test_G14_a_counter_that_was_exported_without_type(tmp_path):
     assert find(scrape.series, "prompt_tokens").value == 600
 
 
+def test_a_series_whose_slices_are_null_is_one_without_slices(tmp_path):
+    one = family("counter", {"total": 7.0})
+    one["series"][0]["timeslices"] = None
+    path = export(tmp_path, {"vllm:prompt_tokens": one})
+    assert find(read_server_metrics(path).series, "prompt_tokens").value == 7.0
+
+
 def test_G7_nan_text_is_null(tmp_path):
     path = export(tmp_path, {"vllm:num_preemptions": family("counter", {"total": float("nan")})})
     assert "NaN" in path.read_text()
