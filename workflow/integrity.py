@@ -28,6 +28,8 @@ to 0.09 where 32 to 256 of a prompt's 600 words were others.
 """
 CEILING = 0.5
 """Largest tolerance in nats: an engine this unsteady cannot be checked, and must not pass as checked."""
+TEMPLATE_SHARE = 0.05
+"""Cached share of the probe prompts that says nothing: the chat template's tokens, which are the same in each."""
 FACTOR = 4.0
 """Tolerance / largest difference between the two rounds before the replay; few prompts see little of the spread."""
 
@@ -239,7 +241,7 @@ def in_words(seen: Integrity) -> str:
         return f"not checked: equal prompts differ by more than {CEILING / FACTOR:g} nats even without a replay"
     if seen.blind and not seen.changed:
         return "not checked: this model answers different prompts alike, so wrong KV blocks would not show"
-    if seen.cached_share == 0 and not seen.changed:
+    if seen.cached_share is not None and seen.cached_share <= TEMPLATE_SHARE and not seen.changed:
         return "not checked: none of the prompts came from a cache when they were asked again"
     share = "an unknown share" if seen.cached_share is None else f"{seen.cached_share:.0%}"
     return (

@@ -1,11 +1,14 @@
 """Models with random weights that the workflow makes itself, in seconds: a GGUF file or a shape, and a tokenizer."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workflow.config import MadeModel, ShapedModel
@@ -19,6 +22,19 @@ CHAT_TEMPLATE = (
 )
 NO_REVISION = "0" * 40
 """Stands for the commit of a cache entry that no hub has."""
+
+BLOCK = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Name of a layer's tensor in GGUF -> elsewhere."""
 
 
 class ModelManifest(Document):
@@ -48,6 +64,7 @@ def make(name: str, declared: MadeModel | ShapedModel, corpus: Path, folder: Pat
         parameters = write_gguf(tokenizer, name, declared, temporary)
         temporary.replace(weights)
         write_checkpoint(tokenizer, shape_of(declared, tokenizer), folder / CHECKPOINT)
+        write_weights(declared, tokenizer.get_vocab_size(), folder / CHECKPOINT / "model.safetensors")
     snapshot = write_hub_entry(tokenizer, name, folder / "hf_home" / "hub")
     manifest = ModelManifest(
         schema_version=ModelManifest.SCHEMA_VERSION,
@@ -168,8 +185,7 @@ def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path)
     vocabulary: dict[str, int] = description["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     special = {token["id"] for token in description["added_tokens"]}
-    width, layers = declared.hidden_size, declared.layers
-    heads, kv_width = width // HEAD_SIZE, declared.kv_heads * HEAD_SIZE
+    width, layers, heads = declared.hidden_size, declared.layers, declared.hidden_size // HEAD_SIZE
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
@@ -197,13 +213,8 @@ def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path)
     writer.add_eos_token_id(vocabulary["<|eos|>"])
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
-    rng = np.random.default_rng(declared.seed)
     parameters = 0
-    for tensor, shape in _tensors(len(tokens), width, kv_width, layers):
-        if len(shape) == 1:
-            data: Any = np.ones(shape, np.float32)
-        else:
-            data = (rng.standard_normal(shape) * 0.02).astype(np.float16)
+    for tensor, data in _drawn(declared, len(tokens)):
         writer.add_tensor(tensor, data)
         parameters += data.size
     writer.write_header_to_file()
@@ -211,6 +222,31 @@ def write_gguf(tokenizer: Tokenizer, name: str, declared: MadeModel, path: Path)
     writer.write_tensors_to_file()
     writer.close()
     return parameters
+
+
+def write_weights(declared: MadeModel, vocabulary: int, path: Path) -> None:
+    """Write the weights under the names that other engines load them by.
+
+    Not left to the engine: what vLLM draws makes every token as likely as every other, whatever the prompt, and then
+    nothing shows whether the KV blocks that a store gives back are the right ones.
+    """
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    tensors = {}
+    for name, data in _drawn(declared, vocabulary):
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+        found = f"model.layers.{match[1]}.{BLOCK[match[2]]}" if match else names[name.removesuffix(".weight")]
+        tensors[f"{found}.weight"] = data.astype(np.float16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _drawn(declared: MadeModel, vocabulary: int) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each tensor and its values; one seed gives one model."""
+    rng = np.random.default_rng(declared.seed)
+    width, kv_width = declared.hidden_size, declared.kv_heads * HEAD_SIZE
+    for name, shape in _tensors(vocabulary, width, kv_width, declared.layers):
+        norm = len(shape) == 1
+        yield name, np.ones(shape, np.float32) if norm else (rng.standard_normal(shape) * 0.02).astype(np.float16)
 
 
 def _tensors(vocabulary: int, width: int, kv_width: int, layers: int) -> list[tuple[str, tuple[int, ...]]]:

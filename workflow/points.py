@@ -16,6 +16,8 @@ from workflow.serving import Costs, ServePlan
 
 PROTOCOL = 2
 """How a point is measured. Raise it when numbers measured before are no longer comparable; every point is then new."""
+MODEL_FILES = 2
+"""Which files are made for a model. Raise it when there are others: what was made before is then made anew."""
 
 
 class Origin(Strict):
@@ -78,7 +80,8 @@ class Point(Document):
     @property
     def model_key(self) -> str:
         """Return the folder name of a made model. Its vocabulary comes from the client's corpus, so that counts too."""
-        parts = {"declaration": self.made_model, "client": self.environments[self.replay.client]}
+        client = self.environments[self.replay.client]
+        parts = {"declaration": self.made_model, "client": client, "files": MODEL_FILES}
         return f"{slug(self.row.model)}-{digest(parts, 8)}"
 
     @property

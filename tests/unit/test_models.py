@@ -4,6 +4,7 @@ import json
 
 import gguf
 import pytest
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from workflow import models
@@ -80,7 +81,7 @@ def test_engines_are_given_what_they_load(both):
     assert models.served_from(both, "vllm") == models.served_from(both, "sglang")
 
 
-def test_the_checkpoint_is_the_model_of_the_gguf_without_its_weights(both):
+def test_the_checkpoint_is_the_model_of_the_gguf(both):
     config = json.loads((models.served_from(both, "vllm") / "config.json").read_text())
     fields = gguf.GGUFReader(models.served_from(both, "llamacpp")).fields
     for key, field in {
@@ -97,6 +98,22 @@ def test_the_checkpoint_is_the_model_of_the_gguf_without_its_weights(both):
         "eos_token_id": "tokenizer.ggml.eos_token_id",
     }.items():
         assert config[key] == fields[field].contents(), key
+
+
+def test_the_checkpoint_has_the_weights_of_the_gguf_under_the_names_of_its_architecture(both):
+    drawn = load_file(models.served_from(both, "vllm") / "model.safetensors")
+    config = json.loads((models.served_from(both, "vllm") / "config.json").read_text())
+    width, vocabulary, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
+    assert drawn["model.embed_tokens.weight"].shape == drawn["lm_head.weight"].shape == (vocabulary, width)
+    assert (
+        drawn["model.layers.0.self_attn.k_proj.weight"].shape[0] == config["num_key_value_heads"] * config["head_dim"]
+    )
+    assert drawn["model.layers.0.mlp.down_proj.weight"].shape == (width, config["intermediate_size"])
+    assert len(drawn) == 3 + 9 * layers
+    manifest = json.loads((both / "model.json").read_text())
+    assert sum(tensor.size for tensor in drawn.values()) == manifest["parameters"]
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(both / "model.gguf").tensors}
+    assert (tensors["blk.0.attn_q.weight"] == drawn["model.layers.0.self_attn.q_proj.weight"]).all()
 
 
 def test_engine_and_client_have_one_tokenizer(both):
