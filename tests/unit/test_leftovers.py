@@ -24,9 +24,9 @@ sys.stdin.read() if len(sys.argv) < 3 else __import__("time").sleep(60)
 pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="this machine has no /dev/shm")
 
 
-@pytest.fixture
-def name():
-    made = f"vllm_offload_test_{uuid.uuid4().hex}.mmap"
+@pytest.fixture(params=["vllm_offload", "lmcache_l1_pool"], ids=["V1 vLLM's region", "L10 LMCache's pool"])
+def name(request):
+    made = f"{request.param}_test_{uuid.uuid4().hex}.mmap"
     yield made
     (SHM / made).unlink(missing_ok=True)
 

@@ -212,7 +212,18 @@ def start(arm: tuple) -> Case:
     return case(key, backend, dp_attn=bool(dp))
 
 
-@pytest.mark.parametrize("code", RULES)
+# Rule -> the public report that it comes from.
+REPORTED = {
+    "lease_below_request_timeout": "X19",
+    "cumem_with_lmcache": "X20",
+    "hash_seed_missing": "X22",
+    "shm_below_lmcache": "L14",
+}
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, id=" ".join((*REPORTED.get(code, "").split(), code))) for code in RULES]
+)
 def test_a_rule_finds_its_mistake_and_nothing_in_a_sound_arm(code):
     arm, mutate = CASES[code]
     sound = start(arm)

@@ -88,3 +88,11 @@ def test_a_service_finds_the_programs_of_its_environment_first(tmp_path, monkeyp
     assert argv == (f"{tmp_path}/bin/python3", "-c", "x")
     assert env == {"A": "1", "PATH": f"{tmp_path}/bin:/usr/bin"}
     assert startup.in_environment(("x",), {"PATH": "/own"}, tmp_path)[1]["PATH"] == f"{tmp_path}/bin:/own"
+
+
+def test_V10_a_start_that_hangs_is_told_with_the_phase_that_it_hangs_in(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_text("INFO weights loaded in 4.2 s\nCapturing CUDA graphs (FULL): 40%|####      | 2/5\n\n")
+    assert startup._last_words(log) == "; its last line: Capturing CUDA graphs (FULL): 40%|####      | 2/5"
+    log.write_text("")
+    assert startup._last_words(log) == "; it said nothing"
