@@ -179,7 +179,7 @@ def test_V5_an_assertion_about_a_preempted_request_is_told_from_the_connectors_o
 def test_L13_a_crash_inside_of_the_connector_is_the_engines_and_its_exception_is_kept(tmp_path):
     text = (
         "(EngineCore pid=9) ERROR 08-13 06:13:44 [core.py:1332] Traceback (most recent call last):\n"
-        '(EngineCore pid=9) ERROR 08-13 06:13:44 [core.py:1332]   File "lmcache_mp_connector.py", line 716, in start_load_kv\n'
+        '(EngineCore pid=9) ERROR 08-13 06:13:44 [core.py:1332]   File "lmcache_mp_connector.py", line 716, in load\n'
         "(EngineCore pid=9) ERROR 08-13 06:13:44 [core.py:1332] IndexError: list index out of range\n"
     )
     services, client = logs(tmp_path, engine=text, client="aiohttp.ClientError: Server disconnected\n")
