@@ -221,9 +221,7 @@ REPORTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "code", [pytest.param(code, id=" ".join((*REPORTED.get(code, "").split(), code))) for code in RULES]
-)
+@pytest.mark.parametrize("code", RULES, ids=lambda code: f"{REPORTED[code]} {code}" if code in REPORTED else code)
 def test_a_rule_finds_its_mistake_and_nothing_in_a_sound_arm(code):
     arm, mutate = CASES[code]
     sound = start(arm)
