@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -93,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
         with lock:
             state["tokens"] += count
         word, logprob = ("wrong", -5.0) if how == "nonsense" else ("right", -0.25)
+        # Each prompt has an answer of its own, or nothing would show that one is given to another.
+        logprob -= zlib.crc32(json.dumps(body["messages"]).encode()) % 100 / 100
         usage = {"prompt_tokens": 100, "completion_tokens": count, "total_tokens": 100 + count}
         if not body.get("stream"):
             entry = {"token": word, "logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": -7.0}]}
