@@ -24,7 +24,7 @@ from pydantic import Field
 
 from workflow import yamlfile
 from workflow.config import load_config
-from workflow.contract import Document, InputError, Strict, digest, file_sha256, write_atomic
+from workflow.contract import Document, InputError, Strict, digest, file_sha256, reports_input_errors, write_atomic
 from workflow.environments import normalised, pins, wheel_folders
 from workflow.parts import prepare_model, prepare_traces
 from workflow.points import Point
@@ -379,6 +379,7 @@ def instructions(bundle: Bundle, clusters: str, configfile: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+@reports_input_errors
 def main(arguments: list[str] | None = None) -> int:
     """Make a bundle; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bundle", description=__doc__)
@@ -388,17 +389,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(".bundle"), help="where the parts are written")
     parser.add_argument("--part-bytes", type=int, default=PART_BYTES, help="size of a part at most")
     options = parser.parse_args(arguments)
-    try:
-        if options.part_bytes < 1:
-            raise InputError(f"found {options.part_bytes}", key="--part-bytes", allowed="a number of bytes above 0")
-        node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
-        sweep = plan_sweep(load_config([options.configfile], {}))
-        bundle = make(sweep, options.engine, node, options.out, options.part_bytes)
-        text = instructions(bundle, sweep.config.clusters, options.configfile)
-        write_atomic(options.out / "README.txt", text.encode())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.part_bytes < 1:
+        raise InputError(f"found {options.part_bytes}", key="--part-bytes", allowed="a number of bytes above 0")
+    node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
+    sweep = plan_sweep(load_config([options.configfile], {}))
+    bundle = make(sweep, options.engine, node, options.out, options.part_bytes)
+    text = instructions(bundle, sweep.config.clusters, options.configfile)
+    write_atomic(options.out / "README.txt", text.encode())
     total = sum(part.bytes for part in bundle.parts)
     print(f"{len(bundle.points)} points in {len(bundle.parts)} parts, {total / 1e6:.0f} MB: {options.out}/README.txt")
     return 0

@@ -1,18 +1,21 @@
 """What every file of the pipeline agrees on: strict models, schema versions, atomic writes, errors and reasons."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+P = ParamSpec("P")
 
 
 class InputError(Exception):
@@ -44,6 +47,20 @@ class InputError(Exception):
         """Return one error that shows all of them, a line each; the only one as it is."""
         listed = list(errors)
         return listed[0] if len(listed) == 1 else cls("\n".join(str(error) for error in listed))
+
+
+def reports_input_errors(main: Callable[P, int]) -> Callable[P, int]:
+    """Return a program's main function that ends with the message alone, and 2, where it meets an InputError."""
+
+    @functools.wraps(main)
+    def reporting(*arguments: P.args, **options: P.kwargs) -> int:
+        try:
+            return main(*arguments, **options)
+        except InputError as error:
+            print(error, file=sys.stderr)
+            return 2
+
+    return reporting
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from workflow.contract import Document, InputError, digest
+from workflow.contract import Document, InputError, digest, reports_input_errors
 
 FIND_LINKS = re.compile(r"--find-links (\S+)")
 """A line of a lock that names a folder of wheels, as pip and uv read it."""
@@ -142,14 +142,11 @@ def _run(argv: list[str], lock: Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+@reports_input_errors
 def main() -> int:
     """Prepare one environment: `python -m workflow.environments LOCK FOLDER`; the folder is named by its key."""
     lock, folder = (Path(argument) for argument in sys.argv[1:3])
-    try:
-        environment = prepare(lock, folder)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    environment = prepare(lock, folder)
     print(f"{environment.key}: {len(environment.packages)} packages on Python {environment.python} in {folder}")
     return 0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workflow import yamlfile
 from workflow.changelog import LoggedEntry, changes_of_texts, load_changelog, select
-from workflow.contract import InputError
+from workflow.contract import InputError, reports_input_errors
 from workflow.inferencex_matrix import configs_of, inferencex_matrix
 from workflow.lint import PlanFinding, lint, lint_text, refuse
 from workflow.rows import (
@@ -180,6 +180,7 @@ def _check_fits(item: PlacedRow, row: Row, runners: Runners) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- command line
+@reports_input_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the matrix of a change; returns the exit status: 0, or 2 for a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m workflow.matrix", description="What a changelog change plans.")
@@ -187,11 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--head", type=Path, required=True, help="folder with the files after the change")
     parser.add_argument("--inferencex", action="store_true", help="print what InferenceX's generator prints")
     options = parser.parse_args(arguments)
-    try:
-        printed = _inferencex(options.base, options.head) if options.inferencex else _own(options.base, options.head)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    printed = _inferencex(options.base, options.head) if options.inferencex else _own(options.base, options.head)
     print(json.dumps(printed, indent=1, sort_keys=True))
     return 0
 

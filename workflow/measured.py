@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workflow.config import Limits
-from workflow.contract import InputError, file_sha256
+from workflow.contract import InputError, file_sha256, reports_input_errors
 from workflow.definitions import DEFINITIONS
 from workflow.evidence import Context, Evidence, read_evidence
 from workflow.failures import last_failure
@@ -257,15 +257,12 @@ def _timeline_file(results: Path, point: str) -> Path:
     return results / "timelines" / f"{point}.parquet"
 
 
+@reports_input_errors
 def main() -> int:
     """Reduce one run: POINT RUN LIMITS_JSON RESULTS, the last being the folder to write to."""
     point, run, results = (Path(sys.argv[i]) for i in (1, 2, 4))
-    try:
-        limits = Limits.model_validate_json(sys.argv[3])
-        write_measured(measure_run(point, run, limits), results)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    limits = Limits.model_validate_json(sys.argv[3])
+    write_measured(measure_run(point, run, limits), results)
     return 0
 
 

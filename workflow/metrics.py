@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from workflow.config import Limits
-from workflow.contract import Document, Finding, InputError, Strict
+from workflow.contract import Document, Finding, Strict, reports_input_errors
 from workflow.definitions import (
     DEFINITION_VERSION,
     DEFINITIONS,
@@ -553,6 +553,7 @@ def _power(evidence: Evidence, context: Context, values: dict[str, Value]) -> di
 
 
 # --------------------------------------------------------------------------------------------- command line
+@reports_input_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a folder's metrics; returns 0, or 2 after an input error. The verdict is in the output, not the status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.metrics", description="Measure a replay's artefacts.")
@@ -565,15 +566,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     limits = Limits() if options.error_share is None else Limits(error_share=options.error_share)
     context = Context(gpus=options.gpus, arm=options.arm, duration_s=options.duration, limits=limits)
-    try:
-        if options.inferencex:
-            found = aggregate(read_evidence(options.folder, context), options.gpus)
-            text = json.dumps(found, indent=2, allow_nan=False) + "\n"
-        else:
-            text = measure(options.folder, context).to_json()
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.inferencex:
+        found = aggregate(read_evidence(options.folder, context), options.gpus)
+        text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+    else:
+        text = measure(options.folder, context).to_json()
     sys.stdout.write(text)
     return 0
 

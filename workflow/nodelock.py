@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workflow import yamlfile
 from workflow.bundle import Node
-from workflow.contract import InputError, write_atomic
+from workflow.contract import InputError, reports_input_errors, write_atomic
 from workflow.environments import FIND_LINKS, normalised
 
 
@@ -57,19 +57,16 @@ def lock(wanted: Path, node: Node) -> str:
     return "\n".join([*head, *folders, *pinned]) + "\n"
 
 
+@reports_input_errors
 def main(arguments: list[str] | None = None) -> int:
     """Write the locks; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.nodelock", description=__doc__)
     parser.add_argument("wanted", nargs="+", type=Path, help="NAME.in")
     parser.add_argument("--node", type=Path, required=True, help="what the node has")
     options = parser.parse_args(arguments)
-    try:
-        node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
-        for wanted in options.wanted:
-            write_atomic(wanted.with_suffix(".txt"), lock(wanted, node).encode())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
+    for wanted in options.wanted:
+        write_atomic(wanted.with_suffix(".txt"), lock(wanted, node).encode())
     return 0
 
 

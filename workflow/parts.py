@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from workflow import models, replay, traces, yamlfile
 from workflow.config import AnyModel, TraceSets
-from workflow.contract import InputError
+from workflow.contract import InputError, reports_input_errors
 from workflow.environments import Environment
 from workflow.failures import AttemptFailed, FailureClass
 from workflow.models import ModelManifest
@@ -123,18 +123,15 @@ def prepare_model(point: Point, corpus: Path, folder: Path) -> ModelManifest:
     return models.make(point.row.model, declared, corpus, folder)
 
 
+@reports_input_errors
 def main() -> int:
     """Prepare one part: `traces POINT TRACES_YAML FOLDER` or `model POINT CLIENT_ENVIRONMENT FOLDER`."""
     kind, point_file, source, folder = sys.argv[1:5]
-    try:
-        point = Point.read(Path(point_file))
-        if kind == "traces":
-            print(prepare_traces(point, Path(source), Path(folder)).to_json())
-        else:
-            print(prepare_model(point, replay.corpus(Path(source)), Path(folder)).to_json())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    point = Point.read(Path(point_file))
+    if kind == "traces":
+        print(prepare_traces(point, Path(source), Path(folder)).to_json())
+    else:
+        print(prepare_model(point, replay.corpus(Path(source)), Path(folder)).to_json())
     return 0
 
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from workflow.bundle import EPOCH
-from workflow.contract import InputError
+from workflow.contract import InputError, reports_input_errors
 
 
 def patch_wheel(wheel: Path, patch: Path, label: str, out: Path) -> Path:
@@ -86,6 +86,7 @@ def _apply(patch: Path, folder: Path) -> None:
         raise InputError(f"the patch does not fit this wheel:\n{(done.stdout + done.stderr).strip()}", file=patch)
 
 
+@reports_input_errors
 def main(arguments: list[str] | None = None) -> int:
     """Build one wheel; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.patch_wheel", description=__doc__)
@@ -94,11 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--label", required=True, help="what the version says after its plus sign")
     parser.add_argument("--out", type=Path, required=True, help="folder of the new wheel")
     options = parser.parse_args(arguments)
-    try:
-        print(patch_wheel(options.wheel, options.patch, options.label, options.out))
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    print(patch_wheel(options.wheel, options.patch, options.label, options.out))
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from workflow.backends import BACKENDS, Backend, combinations
 from workflow.changelog import Entry, LoggedEntry
-from workflow.contract import InputError, Strict, read_json
+from workflow.contract import InputError, Strict, read_json, reports_input_errors
 from workflow.engines import ENGINES, Engine
 from workflow.engines.routers import ROUTERS, Router
 from workflow.matrix import Component, Master, PlannedRow, Row, Runners, load_master, load_runners, plan_rows
@@ -375,6 +375,7 @@ def plan_of_point(path: Path) -> ServePlan:
         raise InputError(f"the plan does not fit: {error}", file=path, key="plan") from None
 
 
+@reports_input_errors
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.plans", description=__doc__)
@@ -389,25 +390,21 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give a point file, or --all with --configs, or --document")
     if options.all and options.configs is None:
         parser.error("--all needs --configs")
-    try:
-        if options.document:
-            print(document(load_master([ARMS]), load_runners(RUNNERS), load_recipes(options.recipes)), end="")
-            return 0
-        if options.all:
-            rows = single_node_rows(*load_inferencex(options.configs))
-            lines, totals = survey(rows, load_recipes(options.recipes))
-            counts = ", ".join(f"{totals[name]} {name}" for name in ("ok", "blocked", "no plan"))
-            print("\n".join([*lines, f"{len(rows)} points: {counts}"]))
-            return 1 if totals["no plan"] or not rows else 0
-        plan = plan_of_point(options.point)
-        if options.against is None:
-            print(as_shell(plan), end="")
-        else:
-            found = differences(plan, plan_of_point(options.against))
-            print("\n".join(str(difference) for difference in found) or "no difference")
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.document:
+        print(document(load_master([ARMS]), load_runners(RUNNERS), load_recipes(options.recipes)), end="")
+        return 0
+    if options.all:
+        rows = single_node_rows(*load_inferencex(options.configs))
+        lines, totals = survey(rows, load_recipes(options.recipes))
+        counts = ", ".join(f"{totals[name]} {name}" for name in ("ok", "blocked", "no plan"))
+        print("\n".join([*lines, f"{len(rows)} points: {counts}"]))
+        return 1 if totals["no plan"] or not rows else 0
+    plan = plan_of_point(options.point)
+    if options.against is None:
+        print(as_shell(plan), end="")
+    else:
+        found = differences(plan, plan_of_point(options.against))
+        print("\n".join(str(difference) for difference in found) or "no difference")
     return 0
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from workflow.contract import InputError, Strict
+from workflow.contract import Strict, reports_input_errors
 from workflow.matrix import Row, Runners, load_runners
 from workflow.node import NodeFacts, declared_facts
 from workflow.plans import (
@@ -1057,6 +1057,7 @@ def survey(configs: Path, recipes: Path) -> tuple[list[str], Counter[str]]:
     return lines, totals
 
 
+@reports_input_errors
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return 1 where a point has an error, 2 for a user's mistake."""
     parser = argparse.ArgumentParser(prog="python -m workflow.preflight", description=__doc__)
@@ -1072,26 +1073,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.all == bool(options.points) or (options.all and options.configs is None):
         parser.error("give point files, or --all with --configs, or --table")
-    try:
-        if options.all:
-            lines, totals = survey(options.configs, options.recipes)
-            listed = ", ".join(f"{count} {code}" for code, count in totals.most_common())
-            print("\n".join([*lines, f"{len(lines)} points: {listed or 'no finding'}"]))
-            return 1 if any(RULES[code].severity == "error" for code in totals) else 0
-        runners = load_runners(options.runners) if options.runners else None
-        status = 0
-        for path in options.points:
-            name, found = check_point(path, runners)
-            print(
-                "\n".join(
-                    [f"{name}: {'ok' if not found else f'{len(found)} findings'}", *(f"  {one}" for one in found)]
-                )
-            )
-            status = 1 if any(one.severity == "error" for one in found) else status
-        return status
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.all:
+        lines, totals = survey(options.configs, options.recipes)
+        listed = ", ".join(f"{count} {code}" for code, count in totals.most_common())
+        print("\n".join([*lines, f"{len(lines)} points: {listed or 'no finding'}"]))
+        return 1 if any(RULES[code].severity == "error" for code in totals) else 0
+    runners = load_runners(options.runners) if options.runners else None
+    status = 0
+    for path in options.points:
+        name, found = check_point(path, runners)
+        print("\n".join([f"{name}: {'ok' if not found else f'{len(found)} findings'}", *(f"  {one}" for one in found)]))
+        status = 1 if any(one.severity == "error" for one in found) else status
+    return status
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, get_args
 
 from workflow import jobs
 from workflow.adoption import lock_advice
-from workflow.contract import InputError, Strict
+from workflow.contract import InputError, Strict, reports_input_errors
 from workflow.failures import WORTH_RETRYING, Failure, FailureClass
 from workflow.jobs import Command, Job, ask
 from workflow.lease import live_lease
@@ -291,6 +291,7 @@ def _values(point: PointState, key: str) -> set[str]:
     return {str(getattr(point, key))}
 
 
+@reports_input_errors
 def main() -> int:
     """Print the state of every point, or the files of a selection for `snakemake -R`."""
     parser = argparse.ArgumentParser(prog="python -m workflow.status", description="State of every planned point.")
@@ -303,17 +304,13 @@ def main() -> int:
     parser.add_argument("--problems", action="store_true", help="only points that failed, are invalid or are refused")
     arguments = parser.parse_args()
     folder = Path.cwd()
-    try:
-        queued = jobs.queue(folder)
-        collect(folder, queued)
-        found = states(folder, queued)
-        if arguments.select is not None:
-            chosen = select(found, arguments.select)
-            print(*(f"results/runs/{point.point}/run.json" for point in chosen))
-            return 0 if chosen else 1
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    queued = jobs.queue(folder)
+    collect(folder, queued)
+    found = states(folder, queued)
+    if arguments.select is not None:
+        chosen = select(found, arguments.select)
+        print(*(f"results/runs/{point.point}/run.json" for point in chosen))
+        return 0 if chosen else 1
     if arguments.json:
         for point in found:
             print(json.dumps(point.model_dump(mode="json")))
