@@ -26,6 +26,7 @@ from workflow import yamlfile
 from workflow.config import load_config
 from workflow.contract import Document, InputError, Strict, digest, file_sha256, reports_input_errors, write_atomic
 from workflow.environments import normalised, pins, wheel_folders
+from workflow.models import served_from
 from workflow.parts import prepare_model, prepare_traces
 from workflow.points import Point
 from workflow.replay import CORPUS
@@ -211,6 +212,9 @@ def write_inputs(points: Iterable[Point], sweep: Sweep, client_wheels: Mapping[s
             with zipfile.ZipFile(client_wheels[point.replay.client]) as wheel:
                 corpus.write_bytes(wheel.read(CORPUS))
             prepare_model(point, corpus, model)
+        # All points of a bundle have one engine, and half of a made model is for others.
+        if (weights := model / "model.gguf") != served_from(model, point.row.framework):
+            weights.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------ archives and parts

@@ -246,7 +246,8 @@ def _drawn(declared: MadeModel, vocabulary: int) -> Iterator[tuple[str, Any]]:
     width, kv_width = declared.hidden_size, declared.kv_heads * HEAD_SIZE
     for name, shape in _tensors(vocabulary, width, kv_width, declared.layers):
         norm = len(shape) == 1
-        yield name, np.ones(shape, np.float32) if norm else (rng.standard_normal(shape) * 0.02).astype(np.float16)
+        values = np.ones(shape, np.float32) if norm else rng.standard_normal(shape) * declared.weights_std
+        yield name, values if norm else values.astype(np.float16)
 
 
 def _tensors(vocabulary: int, width: int, kv_width: int, layers: int) -> list[tuple[str, tuple[int, ...]]]:

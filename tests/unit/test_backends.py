@@ -195,7 +195,8 @@ def test_mooncake_states_bytes_a_lease_and_a_master_that_answers():
 
 
 def test_mooncakes_copies_are_tuned_by_options_and_not_by_variables_in_a_recipe():
-    tuned = {"cross_layer_blocks": True, "pinned": True, "tcp_io_threads": 8, "tcp_lanes": 16, "protocol": "tcp"}
+    copies = {"cross_layer_blocks": True, "pinned": True, "model_runner": "v1"}
+    tuned = {**copies, "tcp_io_threads": 8, "tcp_lanes": 16, "protocol": "tcp"}
     plain, found = (
         plan("minimaxm3-h100-vllm", "mooncake", "0.3.14", options=some) for some in ({}, {"mooncake": tuned})
     )
@@ -206,6 +207,7 @@ def test_mooncakes_copies_are_tuned_by_options_and_not_by_variables_in_a_recipe(
         "MC_NUM_TCP_IO_THREADS": "8",
         "MC_TCP_LANES_PER_PEER": "16",
         "MC_TCP_BIND_ADDRESS": "127.0.0.1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     assert '"enable_cross_layers_blocks": true' in " ".join(found.engine.argv)
     assert "enable_cross_layers_blocks" not in " ".join(plain.engine.argv)

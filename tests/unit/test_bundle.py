@@ -214,6 +214,16 @@ def test_parts_that_come_one_after_another_become_a_place_to_measure(checkout, t
     assert (root / f"results/models/{point.model_key}/model.gguf").is_file()
 
 
+def test_of_a_made_model_what_the_engine_loads_is_carried_and_no_more(checkout, tmp_path):
+    sweep = plan_sweep(load_config([checkout / "configs/demo-vllm/config.yaml"], {}))
+    (point, *_) = bundles.points_of(sweep, "vllm")
+    (wheel,) = checkout.glob(".bundle/work/downloads/aiperf-*.whl")
+    bundles.write_inputs([point], sweep, {point.replay.client: wheel}, tmp_path / "work/inputs")
+    model = tmp_path / "work/inputs/results/models" / point.model_key
+    assert (model / "checkpoint/model.safetensors").is_file()
+    assert not (model / "model.gguf").exists()
+
+
 def test_an_environment_with_the_nodes_torch_sees_all_of_the_nodes_packages(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(installer, "BOUND_TO_ITS_PLACE", "pydantic")
     bundle_of(checkout)

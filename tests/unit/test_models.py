@@ -116,6 +116,18 @@ def test_the_checkpoint_has_the_weights_of_the_gguf_under_the_names_of_its_archi
     assert (tensors["blk.0.attn_q.weight"] == drawn["model.layers.0.self_attn.q_proj.weight"]).all()
 
 
+def test_weights_are_as_wide_as_declared_and_nothing_else_changes(both, tmp_path):
+    wider = DECLARED.model_copy(update={"weights_std": 0.06})
+    models.write_weights(wider, 512, tmp_path / "model.safetensors")
+    ours = load_file(tmp_path / "model.safetensors")
+    usual = load_file(models.served_from(both, "vllm") / "model.safetensors")
+    for name, std in (("self_attn.q_proj", 3), ("mlp.down_proj", 3), ("input_layernorm", 1)):
+        one, other = (float(abs(t[f"model.layers.2.{name}.weight"]).mean()) for t in (ours, usual))
+        assert one / other == pytest.approx(std, rel=0.01), name
+    assert "weights_std" not in DECLARED.model_dump(mode="json"), "points that were measured with it keep their ids"
+    assert wider.model_dump(mode="json")["weights_std"] == 0.06
+
+
 def test_engine_and_client_have_one_tokenizer(both):
     (snapshot,) = both.glob("hf_home/hub/models--some--model/snapshots/*")
     for name in ("tokenizer.json", "tokenizer_config.json"):
