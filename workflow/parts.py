@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from workflow import models, replay, traces, yamlfile
+from workflow import replay, traces, yamlfile
 from workflow.config import AnyModel, TraceSets
 from workflow.contract import InputError, reports_input_errors
 from workflow.environments import Environment
 from workflow.failures import AttemptFailed, FailureClass
-from workflow.models import ModelManifest
+from workflow.models import ModelManifest, served_from
 from workflow.points import Point, trace_identity
 from workflow.traces import TraceManifest, folder_sha256
 
@@ -92,7 +92,7 @@ def _model(point: Point, results: Path, model_paths: Mapping[str, str]) -> tuple
             raise AttemptFailed(
                 FailureClass.CONFIGURATION, f"{folder} holds a model of another declaration; make it again"
             )
-        path = models.served_from(folder, point.row.framework).resolve()
+        path = served_from(folder, point.row.framework).resolve()
         return {"model": path}, point.row.model, (folder / "hf_home").resolve()
     wanted = {"model": point.row.model, **point.plan.wants}
     unknown = sorted({what for what in wanted.values() if what not in model_paths})
@@ -119,8 +119,10 @@ def prepare_traces(point: Point, declared_in: Path, folder: Path) -> TraceManife
 
 def prepare_model(point: Point, corpus: Path, folder: Path) -> ModelManifest:
     """Make the model that a point serves; `corpus` is the text that the replay client draws prompts from."""
+    from workflow import model_making  # noqa: PLC0415 - a node makes no models and lacks the packages for it
+
     declared: AnyModel = TypeAdapter(AnyModel).validate_python(point.made_model)
-    return models.make(point.row.model, declared, corpus, folder)
+    return model_making.make(point.row.model, declared, corpus, folder)
 
 
 @reports_input_errors

@@ -2,7 +2,9 @@
 
 import shutil
 import subprocess
+import sys
 import zipfile
+from importlib.metadata import packages_distributions
 
 import pytest
 
@@ -10,7 +12,15 @@ from tests.unit.test_bundle import write_wheel
 from workflow.bundle import Node
 from workflow.config import Cluster, load_config
 from workflow.contract import InputError
-from workflow.environments import Environment, environment_key, environment_with, pins, prepare, wheel_folders
+from workflow.environments import (
+    Environment,
+    environment_key,
+    environment_with,
+    normalised,
+    pins,
+    prepare,
+    wheel_folders,
+)
 from workflow.nodelock import overrides
 from workflow.plans import differences
 from workflow.sweep import plan_sweep
@@ -55,14 +65,32 @@ def h200(project, monkeypatch):
     return plan_sweep(load_config([project / "docs/examples/h200/configs/config.yaml"], {}))
 
 
-def test_the_h200_example_plans_every_arm_at_three_concurrencies(h200):
-    cells = {(point.arm, point.concurrency) for point in h200.points.values()}
+def test_the_h200_example_plans_every_arm_at_three_concurrencies_and_as_a_check_of_kv_blocks(h200):
+    cells = {(point.row.model_prefix, point.arm, point.concurrency) for point in h200.points.values()}
     arms = {"none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "mooncake"}
     arms |= {"lmcache-0.5.2", "lmcache-0.5.2+stored.once"}
-    assert cells == {(arm, concurrency) for arm in arms for concurrency in (4, 8, 16)}
-    assert len({point.group for point in h200.points.values()}) == 1
+    wanted = {"llama8b": (4, 8, 16), "llama25m": (8,)}
+    assert cells == {(model, arm, conc) for model, concs in wanted.items() for arm in arms for conc in concs}
+    assert len({point.group for point in h200.points.values()}) == 2
     assert not h200.doomed, h200.preflight
-    assert {point.row.total_cpu_dram_gb for point in h200.points.values()} == {0, 68}, "one budget for all tiers"
+    for model, budget_gb in (("llama8b", 68), ("llama25m", 17)):
+        points = [point for point in h200.points.values() if point.row.model_prefix == model]
+        assert {point.row.total_cpu_dram_gb for point in points} == {0, budget_gb}, "one budget for all tiers"
+        (drawn_by_vllm,) = {"dummy" in point.plan.engine.argv for point in points}
+        assert drawn_by_vllm == (model == "llama8b"), "those weights answer all prompts alike"
+
+
+def test_what_measures_on_a_node_imports_nothing_that_the_nodes_lock_does_not_pin(project):
+    code = (
+        "import sys; known = set(sys.modules); import workflow.runs, workflow.turns; print(*set(sys.modules) - known)"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=project).stdout
+    modules = {name.partition(".")[0] for name in printed.split()}
+    distributions = packages_distributions()
+    imported = {normalised(one) for module in modules for one in distributions.get(module, ())}
+    assert "pydantic" in imported
+    assert imported <= pins(project / "docs/examples/h200/configs/environments/workflow.txt").keys()
 
 
 def test_each_arm_of_the_h200_example_runs_where_its_versions_are_pinned(h200):

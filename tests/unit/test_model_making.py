@@ -7,9 +7,10 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from workflow import models
+from workflow import model_making
 from workflow.config import MadeModel, Models, ShapedModel
 from workflow.contract import InputError
+from workflow.models import served_from
 from workflow.yamlfile import parse, validate
 
 SHAPE = ShapedModel(
@@ -29,12 +30,12 @@ SHAPE = ShapedModel(
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "corpus.txt").write_text("to be or not to be, that is the question " * 50)
-    return folder, models.make("org/shape", SHAPE, folder / "corpus.txt", folder / "model")
+    return folder, model_making.make("org/shape", SHAPE, folder / "corpus.txt", folder / "model")
 
 
 def test_a_shape_is_a_checkpoint_without_weights(made):
     folder, manifest = made
-    served = models.served_from(folder / "model", "vllm")
+    served = served_from(folder / "model", "vllm")
     assert served == folder / "model/checkpoint"
     config = json.loads((served / "config.json").read_text())
     assert (config["num_key_value_heads"], config["head_dim"], config["num_hidden_layers"]) == (8, 128, 32)
@@ -46,7 +47,7 @@ def test_a_shape_is_a_checkpoint_without_weights(made):
 
 def test_every_row_of_the_embedding_has_a_token_and_the_client_has_the_same_ones(made):
     folder, _ = made
-    entry = folder / "model/hf_home/hub/models--org--shape/snapshots" / models.NO_REVISION / "tokenizer.json"
+    entry = folder / "model/hf_home/hub/models--org--shape/snapshots" / model_making.NO_REVISION / "tokenizer.json"
     ours = folder / "model/checkpoint/tokenizer.json"
     assert entry.read_bytes() == ours.read_bytes()
     tokenizer = Tokenizer.from_file(str(ours))
@@ -71,19 +72,19 @@ DECLARED = MadeModel(vocabulary_size=512, hidden_size=128, layers=3, kv_heads=1,
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "corpus.txt").write_text(" ".join(f"word{number * 7919}" for number in range(3000)))
-    models.make("some/model", DECLARED, folder / "corpus.txt", folder)
+    model_making.make("some/model", DECLARED, folder / "corpus.txt", folder)
     return folder
 
 
 def test_engines_are_given_what_they_load(both):
-    assert models.served_from(both, "llamacpp").is_file()
-    assert (models.served_from(both, "vllm") / "config.json").is_file()
-    assert models.served_from(both, "vllm") == models.served_from(both, "sglang")
+    assert served_from(both, "llamacpp").is_file()
+    assert (served_from(both, "vllm") / "config.json").is_file()
+    assert served_from(both, "vllm") == served_from(both, "sglang")
 
 
 def test_the_checkpoint_is_the_model_of_the_gguf(both):
-    config = json.loads((models.served_from(both, "vllm") / "config.json").read_text())
-    fields = gguf.GGUFReader(models.served_from(both, "llamacpp")).fields
+    config = json.loads((served_from(both, "vllm") / "config.json").read_text())
+    fields = gguf.GGUFReader(served_from(both, "llamacpp")).fields
     for key, field in {
         "hidden_size": "llama.embedding_length",
         "num_hidden_layers": "llama.block_count",
@@ -101,8 +102,8 @@ def test_the_checkpoint_is_the_model_of_the_gguf(both):
 
 
 def test_the_checkpoint_has_the_weights_of_the_gguf_under_the_names_of_its_architecture(both):
-    drawn = load_file(models.served_from(both, "vllm") / "model.safetensors")
-    config = json.loads((models.served_from(both, "vllm") / "config.json").read_text())
+    drawn = load_file(served_from(both, "vllm") / "model.safetensors")
+    config = json.loads((served_from(both, "vllm") / "config.json").read_text())
     width, vocabulary, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
     assert drawn["model.embed_tokens.weight"].shape == drawn["lm_head.weight"].shape == (vocabulary, width)
     assert (
@@ -118,9 +119,9 @@ def test_the_checkpoint_has_the_weights_of_the_gguf_under_the_names_of_its_archi
 
 def test_weights_are_as_wide_as_declared_and_nothing_else_changes(both, tmp_path):
     wider = DECLARED.model_copy(update={"weights_std": 0.06})
-    models.write_weights(wider, 512, tmp_path / "model.safetensors")
+    model_making.write_weights(wider, 512, tmp_path / "model.safetensors")
     ours = load_file(tmp_path / "model.safetensors")
-    usual = load_file(models.served_from(both, "vllm") / "model.safetensors")
+    usual = load_file(served_from(both, "vllm") / "model.safetensors")
     for name, std in (("self_attn.q_proj", 3), ("mlp.down_proj", 3), ("input_layernorm", 1)):
         one, other = (float(abs(t[f"model.layers.2.{name}.weight"]).mean()) for t in (ours, usual))
         assert one / other == pytest.approx(std, rel=0.01), name
@@ -131,4 +132,4 @@ def test_weights_are_as_wide_as_declared_and_nothing_else_changes(both, tmp_path
 def test_engine_and_client_have_one_tokenizer(both):
     (snapshot,) = both.glob("hf_home/hub/models--some--model/snapshots/*")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (snapshot / name).read_bytes() == (models.served_from(both, "vllm") / name).read_bytes()
+        assert (snapshot / name).read_bytes() == (served_from(both, "vllm") / name).read_bytes()
