@@ -65,19 +65,31 @@ def h200(project, monkeypatch):
     return plan_sweep(load_config([project / "docs/examples/h200/configs/config.yaml"], {}))
 
 
-def test_the_h200_example_plans_every_arm_at_three_concurrencies_and_as_a_check_of_kv_blocks(h200):
-    cells = {(point.row.model_prefix, point.arm, point.concurrency) for point in h200.points.values()}
-    arms = {"none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "mooncake"}
-    arms |= {"lmcache-0.5.2", "lmcache-0.5.2+stored.once"}
-    wanted = {"llama8b": (4, 8, 16), "llama25m": (8,)}
-    assert cells == {(model, arm, conc) for model, concs in wanted.items() for arm in arms for conc in concs}
-    assert len({point.group for point in h200.points.values()}) == 2
+ARMS = {
+    *("none", "vllm-native", "vllm-simple", "vllm-tiering-fs", "mooncake"),
+    *("lmcache-0.5.2", "lmcache-0.5.2+stored.once"),
+}
+
+
+def test_the_h200_example_plans_every_arm_at_three_concurrencies(h200):
+    cells = {(point.arm, point.concurrency) for point in h200.points.values()}
+    assert cells == {(arm, concurrency) for arm in ARMS for concurrency in (4, 8, 16)}
+    assert len({point.group for point in h200.points.values()}) == 1
     assert not h200.doomed, h200.preflight
-    for model, budget_gb in (("llama8b", 68), ("llama25m", 17)):
-        points = [point for point in h200.points.values() if point.row.model_prefix == model]
-        assert {point.row.total_cpu_dram_gb for point in points} == {0, budget_gb}, "one budget for all tiers"
-        (drawn_by_vllm,) = {"dummy" in point.plan.engine.argv for point in points}
-        assert drawn_by_vllm == (model == "llama8b"), "those weights answer all prompts alike"
+    assert {point.row.total_cpu_dram_gb for point in h200.points.values()} == {0, 68}, "one budget for all tiers"
+
+
+def test_the_check_of_kv_blocks_asks_every_arm_with_weights_that_mind_the_prompt(project, monkeypatch):
+    monkeypatch.chdir(project)
+    configs = project / "docs/examples/h200/configs"
+    check = plan_sweep(load_config([configs / "config.yaml", configs / "kv-check.yaml"], {}))
+    assert sorted(point.arm for point in check.points.values()) == sorted(ARMS)
+    assert not check.doomed, check.preflight
+    for point in check.points.values():
+        assert point.made_model is not None
+        assert "weights_std" in point.made_model
+        assert "dummy" not in point.plan.engine.argv, "vLLM's own weights answer all prompts alike"
+        assert point.row.total_cpu_dram_gb in (0, 17)
 
 
 def test_what_measures_on_a_node_imports_nothing_that_the_nodes_lock_does_not_pin(project):

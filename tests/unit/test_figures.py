@@ -103,6 +103,18 @@ def test_a_sweep_in_which_nothing_was_measured_yet_still_has_its_figures(example
         assert "0 of 36 planned points are ok, 0 requests" in said, name
 
 
+@pytest.mark.parametrize("name", ["latency", "prompt_tokens", "transfers"])
+def test_a_group_in_which_nothing_was_measured_has_no_empty_axes(examples, name):
+    tables = examples["synthetic"]
+    numbers = [name for name in tables.sweep.select_dtypes("number") if name not in ("concurrency", "repeat", "entry")]
+    missing = dict.fromkeys(numbers, np.nan) | {"status": "missing", "reasons": "", "group": "another-group"}
+    both = pd.concat([tables.sweep, tables.sweep.assign(**missing)])
+    figure = draw(name, Tables(both, tables.pairs, tables.arms))
+    assert len(figure.axes) == len(draw(name, tables).axes)
+    assert "another-group" not in texts(figure)
+    assert f"{len(tables.sweep) + (tables.sweep['status'] == 'missing').sum()} missing" in texts(figure)
+
+
 def test_what_was_not_measured_is_not_drawn_as_zero(examples):
     figure = draw("transfers", examples["synthetic"])
     rates = [axes for axes in figure.axes if axes.get_ylabel().startswith("rate")]

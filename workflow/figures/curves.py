@@ -15,6 +15,7 @@ from workflow.figures.panels import (
     empty,
     finish,
     groups_of,
+    measured_groups,
     legend,
     log_ticks,
     means,
@@ -99,7 +100,9 @@ def latency(table: pd.DataFrame, arms: pd.DataFrame) -> Figure:
     """Draw TTFT p50 and p90 and TPOT p50 against concurrency with 95 % intervals, a row of panels for each group."""
     title = "Latency by arm (lower is better; bars: 95 % intervals over sessions)"
     shown = {"ttft_p50_s": "TTFT p50 (s)", "ttft_p90_s": "TTFT p90 (s)", "tpot_p50_s": "TPOT p50 (s)"}
-    groups = groups_of(table)
+    groups = measured_groups(table)
+    if not groups:
+        return empty(table, title, "No point is measured yet.")
     figure = new_figure(PANEL_W * len(shown) + 1.2, PANEL_H * len(groups) + 0.7)
     panels = figure.subplots(len(groups), len(shown), squeeze=False)
     for (group, rows), line in zip(groups, panels, strict=True):

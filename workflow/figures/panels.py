@@ -21,6 +21,11 @@ def groups_of(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(group), rows) for group, rows in table.groupby("group", sort=False)]
 
 
+def measured_groups(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return (group, its rows) of the groups in which something was measured; empty axes would only take room."""
+    return [(group, rows) for group, rows in groups_of(table) if rows["status"].isin(["ok", "invalid"]).any()]
+
+
 def arms_of(table: pd.DataFrame) -> list[str]:
     """Return the arms in the order they are shown: the control first, then by name."""
     return sorted(table["arm"].unique(), key=lambda arm: (arm != CONTROL, arm))

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow.explanation import SLOW_COPY_GB_PER_S
-from workflow.figures.panels import GREY, empty, finish, groups_of, means, styles_of, title_of
+from workflow.figures.panels import GREY, empty, finish, means, measured_groups, styles_of, title_of
 from workflow.style import DIRECTION_COLOURS, SOURCE_COLOURS, new_figure
 from workflow.verdict import CONTROL
 
@@ -118,7 +118,9 @@ def _bars(
     handles: Sequence[Patch | Line2D],
 ) -> Figure:
     """Draw panels of bars for each group, a bar for each arm and concurrency, arms of one concurrency side by side."""
-    groups = groups_of(table)
+    groups = measured_groups(table)
+    if not groups:
+        return empty(table, title, "No point is measured yet.")
     cells = {group: means(rows, columns) for group, rows in groups}
     widest = max(len(one) for one in cells.values())
     figure = new_figure(max(7.0, 3.0 + BAR_W * widest), (PANEL_H * len(panels) + 0.5) * len(groups) + 0.5)
