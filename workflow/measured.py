@@ -140,7 +140,7 @@ def table(points: Iterable[PointMetrics]) -> pd.DataFrame:
 
 POINT_COLUMNS = (
     *("arm", "concurrency", "repeat", "gpus", "model", "runner", "framework", "group", "curve", "trace_set"),
-    *("lineage", "entry", "pr_link", "image", "budget_gb"),
+    *("lineage", "entry", "pr_link", "image", "budget_gb", "backend_version"),
 )
 RUN_COLUMNS = ("trace_sha256", "versions", "node", "git_revision", "started_unix_s", "bus_limit_gb_per_s")
 
@@ -188,6 +188,8 @@ def _planned(point: Point) -> dict[str, Any]:
         "pr_link": point.origin.pr_link,
         "image": row.image,
         "budget_gb": float(row.total_cpu_dram_gb),
+        # As the search space declares it: two arms may be two versions of one backend.
+        "backend_version": row.kv_offload_backend.version if row.kv_offload_backend else None,
     }
 
 

@@ -32,6 +32,7 @@ def sweep(arms, effects=None, repeats=1, sessions=12, **columns):
             row |= {"point": point, "group": "g", "concurrency": 4, "arm": arm, "repeat": repeat, "status": "ok"}
             row |= {"reasons": "", "definition_version": 1, "trace_sha256": "a" * 64, "versions": '{"engine": "1"}'}
             row |= {"budget_gb": 0.0 if arm == "none" else 100.0, "started_unix_s": float(len(rows))}
+            row |= {"backend_version": None}
             rows.append(row)
     table = pd.DataFrame(rows)
     for name, by_arm in columns.items():
@@ -96,6 +97,18 @@ def test_a_moved_tag_is_another_build():
     digests = [measured._seen(a_run().model_copy(update={"image_digest": one}))["versions"] for one in ("a1", "b2")]
     pairs, _ = compare(*sweep(["none", "x"], versions=dict(zip(("none", "x"), digests, strict=True))))
     assert set(pairs["why"]) == {"two builds of image: a1, b2"}
+
+
+def test_two_versions_of_a_backend_that_are_asked_for_are_compared_and_no_other_two_builds():
+    seen = {"none": '{"engine": "1"}', "x": '{"engine": "1", "store": "7"}', "y": '{"engine": "1", "store": "8"}'}
+    asked = {"x": "7", "y": "8"}
+    pairs, _ = compare(*sweep(["none", "x", "y"], {"y": 0.5}, versions=seen, backend_version=asked))
+    assert row_of(pairs, arm="y", against="x")["verdict"] == "better"
+    pairs, _ = compare(*sweep(["none", "x", "y"], versions=seen))
+    assert row_of(pairs, arm="y", against="x")["why"] == "two builds of store: 7, 8"
+    moved = seen | {"y": '{"engine": "2", "store": "8"}'}
+    pairs, _ = compare(*sweep(["none", "x", "y"], versions=moved, backend_version=asked))
+    assert row_of(pairs, arm="y", against="x")["why"] == "two builds of engine: 1, 2"
 
 
 def test_a_component_that_only_one_arm_has_does_not_forbid_the_pair():
