@@ -76,6 +76,7 @@ def render(figure: Figure, file_format: str) -> bytes:
         with settings():
             engine.execute(figure)
         figure.set_layout_engine("none")
+    dots_per_inch = figure.dpi
     with settings():
         # Not Figure.savefig, which draws everything once more to lay it out.
         if file_format == "svg":
@@ -85,4 +86,6 @@ def render(figure: Figure, file_format: str) -> bytes:
             # The smallest file takes several times as long to pack as one that is a tenth larger.
             canvas = FigureCanvasAgg(figure)
             canvas.print_png(stream, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+    # An SVG leaves its own 72 behind: a PNG after it is coarse, and its wider letters are cut off at the edge.
+    figure.dpi = dots_per_inch
     return stream.getvalue()

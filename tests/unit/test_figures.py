@@ -5,6 +5,7 @@
 
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.lines import Line2D
 from matplotlib.testing.compare import compare_images
+from PIL import Image
 
 from tests.examples import gallery, synthetic
 from workflow.figures import Tables, draw, draw_timeline
@@ -65,6 +67,13 @@ def test_the_same_table_gives_the_same_bytes_of_svg_and_png(examples):
         one, other = (render(draw("ratios", examples["llamacpp"]), file_format) for _ in range(2))
         assert one == other
     assert b"<dc:date>" not in render(draw("sweep", examples["llamacpp"]), "svg")
+
+
+def test_a_png_after_an_svg_is_as_fine_as_one_alone(examples):
+    figure = draw("sweep", examples["llamacpp"])
+    render(figure, "svg")
+    width, height = Image.open(BytesIO(render(figure, "png"))).size
+    assert (width, height) == tuple((figure.get_size_inches() * 120).astype(int))
 
 
 def texts(figure):
@@ -160,6 +169,7 @@ def test_a_time_sheet_writes_small_and_large_values_in_short(highest, ticks):
 
 SHEET = """
 import sys
+from io import BytesIO
 from tests.examples import synthetic
 from workflow.figures import draw_timeline
 from workflow.style import render
