@@ -83,68 +83,69 @@ STEADY = (
 )
 
 
-def _definitions() -> Iterator[Definition]:
-    def one(
-        name: str, unit: str, formula: str, source: str, better: Better | None = None, *, least: int = 0
-    ) -> Definition:
-        return Definition(
-            name=name, unit=unit, formula=formula, source=source, minimum_samples=least, since=1, better=better
-        )
+def _one(
+    name: str, unit: str, formula: str, source: str, better: Better | None = None, *, least: int = 0
+) -> Definition:
+    return Definition(
+        name=name, unit=unit, formula=formula, source=source, minimum_samples=least, since=1, better=better
+    )
 
+
+def _of_requests() -> Iterator[Definition]:
     for prefix, formula in LATENCIES.items():
         for statistic, least in MINIMUM_SAMPLES.items():
             text = f"{statistic} over successful profiled requests of: {formula}"
-            yield one(f"{prefix}_{statistic}_s", "s", text, RECORDS, "lower", least=least)
+            yield _one(f"{prefix}_{statistic}_s", "s", text, RECORDS, "lower", least=least)
     for prefix, formula in INTERACTIVITIES.items():
         for statistic, least in MINIMUM_SAMPLES.items():
-            yield one(f"{prefix}_{statistic}_tok_per_s", "tokens/s/user", formula, RECORDS, "higher", least=least)
+            yield _one(f"{prefix}_{statistic}_tok_per_s", "tokens/s/user", formula, RECORDS, "higher", least=least)
     for side in ("input", "output"):
         for statistic in ("mean", "p50", "p90"):
             text = f"{statistic} of the {side} tokens of successful profiled requests"
-            yield one(f"{side}_tokens_{statistic}", "tokens", text, RECORDS, least=MINIMUM_SAMPLES[statistic])
+            yield _one(f"{side}_tokens_{statistic}", "tokens", text, RECORDS, least=MINIMUM_SAMPLES[statistic])
     for side in ("input", "output", "total"):
         name, unit = "tok_per_s_per_gpu", "tokens/s/GPU"
-        yield one(f"{side}_{name}", unit, f"{side} tokens {STEADY}; / seconds / GPUs", RECORDS, "higher")
+        yield _one(f"{side}_{name}", unit, f"{side} tokens {STEADY}; / seconds / GPUs", RECORDS, "higher")
     for side in ("input", "output", "total"):
         name, unit = "tok_per_s_per_gpu", "tokens/s/GPU"
         text = f"all {side} tokens of successful profiled requests / (last end - first start) / GPUs"
-        yield one(f"inferencex_{side}_{name}", unit, text, RECORDS, "higher", least=1)
-    yield one("window_s", "s", "length of the steady window", "request, or the client's configuration")
-    yield one("inferencex_window_s", "s", "last end - first start of successful profiled requests", RECORDS, least=1)
-    yield one("drain_s", "s", "end of the steady window to the last end of a profiled request", RECORDS)
-    yield one(
+        yield _one(f"inferencex_{side}_{name}", unit, text, RECORDS, "higher", least=1)
+    yield _one("window_s", "s", "length of the steady window", "request, or the client's configuration")
+    yield _one("inferencex_window_s", "s", "last end - first start of successful profiled requests", RECORDS, least=1)
+    yield _one("drain_s", "s", "end of the steady window to the last end of a profiled request", RECORDS)
+    yield _one(
         "drain_output_tok_per_s_per_gpu", "tokens/s/GPU", "output tokens after the window / drain_s / GPUs", RECORDS
     )
-    yield one(
+    yield _one(
         "request_per_s",
         "requests/s",
         "successful requests that ended in the steady window / seconds",
         RECORDS,
         "higher",
     )
-    yield one(
+    yield _one(
         "achieved_concurrency_mean", "requests", "in-flight profiled request-seconds in the window / seconds", RECORDS
     )
-    yield one("busy_share", "fraction", "seconds of the window with a profiled request in flight / seconds", RECORDS)
-    yield one(
+    yield _one("busy_share", "fraction", "seconds of the window with a profiled request in flight / seconds", RECORDS)
+    yield _one(
         "activity_span_share", "fraction", "seconds from window start to the last activity in it / seconds", RECORDS
     )
-    yield one(
+    yield _one(
         "client_lag_p95_s", "s", "p95 of request sent - credit issued inside the client", RECORDS, "lower", least=40
     )
-    yield one("error_share", "fraction", "failed / (succeeded + failed) profiled requests", RECORDS, "lower")
-    yield one(
+    yield _one("error_share", "fraction", "failed / (succeeded + failed) profiled requests", RECORDS, "lower")
+    yield _one(
         "timed_out_share",
         "fraction",
         "failed because the client gave up waiting / (succeeded + failed) profiled requests; no latency holds them",
         RECORDS,
         "lower",
     )
-    yield one("cancelled_share", "fraction", "cancelled / all profiled requests", RECORDS)
-    yield one(
+    yield _one("cancelled_share", "fraction", "cancelled / all profiled requests", RECORDS)
+    yield _one(
         "zero_token_share", "fraction", "successful requests without an output token / successful", RECORDS, "lower"
     )
-    yield one(
+    yield _one(
         "unrecorded_share",
         "fraction",
         "requests sent in the profiling phase without a record (too long for the context, cancelled at the end, lost) "
@@ -152,24 +153,27 @@ def _definitions() -> Iterator[Definition]:
         "client log, records",
         "lower",
     )
-    yield one("unreadable_share", "fraction", "unreadable lines / all lines of the records", RECORDS, "lower")
+    yield _one("unreadable_share", "fraction", "unreadable lines / all lines of the records", RECORDS, "lower")
+
+
+def _of_caches() -> Iterator[Definition]:
     for tier, where in TIERS.items():
         better: Better | None = "lower" if tier == "computed" else None
-        yield one(
+        yield _one(
             f"prompt_share_{tier}",
             "fraction",
             f"prompt tokens from {where} / all prompt tokens",
             "server metrics, or the engine's log",
             better,
         )
-    yield one(
+    yield _one(
         "cached_share",
         "fraction",
         "prompt tokens from any cache / all prompt tokens",
         "server metrics, or client records",
         "higher",
     )
-    yield one(
+    yield _one(
         "frozen_prefix_share",
         "fraction",
         "follow-up turns that found to the token as much cached as the turn before, although at least 512 tokens of "
@@ -177,93 +181,105 @@ def _definitions() -> Iterator[Definition]:
         RECORDS,
         "lower",
     )
-    yield one(
+    yield _one(
         "ceiling_share", "fraction", "prompt blocks that an endless cache would hold / prompt blocks", "client summary"
     )
-    yield one(
+    yield _one(
         "host_hit_share_of_misses",
         "fraction",
         "prompt tokens from host / prompt tokens not on the device (conditional)",
         "server metrics, or the engine's log",
         "higher",
     )
-    yield one(
+    yield _one(
         "store_hit_share_of_lookups",
         "fraction",
         "tokens hit / tokens looked up in the store, retries included (conditional)",
         SERVER,
     )
-    yield one(
+    yield _one(
         "store_early_exit_share",
         "fraction",
         "lookups that the store ended before it looked / lookups; their tokens count neither as looked up nor as hit",
         SERVER,
         "lower",
     )
-    yield one(
+    yield _one(
+        "store_lookups",
+        "lookups",
+        "times a store was asked which blocks of a prompt it holds; a waiting request asks in each scheduling step",
+        SERVER,
+    )
+    yield _one("store_lookup_s", "s", "time that the store took to answer lookups, transport excluded", SERVER, "lower")
+    yield _one(
         "prefix_hit_share_of_attempts",
         "fraction",
         "prefix cache hits / queries; a waiting request counts at every scheduling attempt",
         SERVER,
     )
     for direction in ("host", "device"):
-        yield one(f"transfer_to_{direction}_bytes", "bytes", f"KV bytes copied to the {direction}", SERVER)
-        yield one(
+        yield _one(f"transfer_to_{direction}_bytes", "bytes", f"KV bytes copied to the {direction}", SERVER)
+        yield _one(
             f"transfer_to_{direction}_s", "s", f"time of the copies to the {direction}, summed over ranks", SERVER
         )
-        yield one(
+        yield _one(
             f"copy_rate_to_{direction}_gb_per_s",
             "GB/s",
             f"transfer_to_{direction}_bytes / transfer_to_{direction}_s: one rank's rate while it copies",
             SERVER,
         )
-    yield one(
+    yield _one(
         "preemptions", "requests", "requests that lost their device blocks and were queued again", SERVER, "lower"
     )
-    yield one(
+    yield _one(
         "device_kv_use_max_share",
         "fraction",
         "highest share of the device KV pool in use, of the fullest engine",
         SERVER,
     )
-    yield one(
+    yield _one(
         "device_kv_capacity_tokens",
         "tokens",
         "size of the device KV pool, last start only",
         "server metrics, or the engine's log",
     )
-    yield one(
+    yield _one(
         "host_kv_use_max_share",
         "fraction",
         "highest fill of the host tier / its size, of the fullest engine",
         "server metrics, or the engine's log",
     )
-    yield one("host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log")
-    yield one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
-    yield one(
+    yield _one(
+        "host_kv_used_max_bytes", "bytes", "highest fill of the host tier", "server metrics, or the engine's log"
+    )
+    yield _one("host_kv_capacity_bytes", "bytes", "size of the host tier", "server metrics, or the plan's pinned bytes")
+    yield _one(
         "host_memory_max_bytes",
         "bytes",
         "highest resident memory of the engine and its sidecars at one time; without samples that of scraped processes",
         "samples on the node, or server metrics",
         "lower",
     )
-    yield one("startup_s", "s", "start of the first process to the first answer", "run", "lower")
-    yield one(
+
+
+def _of_the_run() -> Iterator[Definition]:
+    yield _one("startup_s", "s", "start of the first process to the first answer", "run", "lower")
+    yield _one(
         "traces_loaded",
         "traces",
         "traces that the client loaded, else trace ids seen in records",
         "client log, records",
     )
-    yield one(
+    yield _one(
         "unique_prompts",
         "prompts",
         "different turns of recorded conversations among the successful profiled requests; one that is played again is "
         "another prompt only where the client begins each play with another text",
         RECORDS,
     )
-    yield one("power_mean_w", "W", "mean power of all GPUs over the steady window, summed", "power samples", "lower")
+    yield _one("power_mean_w", "W", "mean power of all GPUs over the steady window, summed", "power samples", "lower")
     for side in ("output", "total"):
-        yield one(
+        yield _one(
             f"energy_j_per_{side}_token",
             "J/token",
             f"energy over the steady window / {side} tokens in it",
@@ -302,7 +318,8 @@ INVALID: Mapping[Reason, str] = {
 }
 """Why a point is `invalid`: measured, kept, drawn hollow, and in no ratio."""
 
-DEFINITIONS: Mapping[str, Definition] = {definition.name: definition for definition in _definitions()}
+_LISTED = (*_of_requests(), *_of_caches(), *_of_the_run())
+DEFINITIONS: Mapping[str, Definition] = {definition.name: definition for definition in _LISTED}
 
 
 INTRODUCTION = (

@@ -15,6 +15,8 @@ FULL_SHARE = 0.95
 """A device KV pool that was this full at its peak had to drop or offload something."""
 NO_REUSE_SHARE = 0.05
 """A trace with a ceiling below this has nothing to reuse: what differs is what the backend costs."""
+MANY_LOOKUPS = 5.0
+"""Lookups of a store for each request from which it is worth a sentence; without waiting it is one."""
 SAID_SHARE = 0.02
 """Smaller relative differences are not worth a sentence."""
 
@@ -145,6 +147,20 @@ def _transfers(both: Both) -> Iterator[str]:
         yield f"Each byte that was stored was loaded {loaded / stored:.2g} times."
 
 
+def _lookups(both: Both) -> Iterator[str]:
+    asked, requests, took = (both.ours[name] for name in ("store_lookups", "succeeded", "store_lookup_s"))
+    if not asked / requests >= MANY_LOOKUPS:
+        return
+    text = (
+        f"{both.arm}'s store was asked {asked:,.0f} times which blocks it holds, {asked / requests:.0f} times a "
+        "request: one that waits for room on the device is looked up again in each scheduling step"
+    )
+    if pd.notna(took) and took > 0:
+        window = f" of a window of {number(both.ours['window_s'])} s" if pd.notna(both.ours["window_s"]) else ""
+        text += f"; the answers took {number(took)} s{window}, in which a scheduler that waits for them starts nothing"
+    yield text + "."
+
+
 def _preemptions(both: Both) -> Iterator[str]:
     if both.known("preemptions") and both.ours["preemptions"] + both.theirs["preemptions"] > 0:
         yield (
@@ -192,6 +208,7 @@ TOPICS: tuple[tuple[str, Callable[[Both], Iterator[str]]], ...] = (
     ("ceiling", _ceiling),
     ("pressure", _pressure),
     ("transfers", _transfers),
+    ("lookups", _lookups),
     ("preemptions", _preemptions),
     ("queueing", _queueing),
     ("decoding", _decoding),

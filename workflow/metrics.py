@@ -407,6 +407,9 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     values["store_early_exit_share"] = ratio(
         evidence.amount("store_early_exits"), evidence.amount("store_lookups"), "the store exports no early exits"
     )
+    for name, quantity in (("store_lookups", "store_lookups"), ("store_lookup_s", "store_lookup_time")):
+        amount = evidence.amount(quantity)
+        values[name] = missing("the store exports no lookups") if amount is None else Value(value=amount)
     values["prefix_hit_share_of_attempts"] = ratio(
         evidence.amount("prefix_hits"), evidence.amount("prefix_queries"), "the engine exports no prefix queries"
     )

@@ -1,3 +1,4 @@
+from workflow import definitions
 from workflow.contract import Reason
 from workflow.definitions import DEFINITIONS, INVALID, TIERS, definitions_table
 
@@ -22,9 +23,7 @@ def test_a_name_says_its_unit():
 
 
 def test_no_definition_is_written_twice_or_empty():
-    from workflow.definitions import _definitions  # noqa: PLC0415
-
-    names = [one.name for one in _definitions()]
+    names = [one.name for one in definitions._LISTED]
     assert len(names) == len(set(names)) == len(DEFINITIONS)
     assert all(one.formula and one.source for one in DEFINITIONS.values())
 

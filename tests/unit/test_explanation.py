@@ -51,6 +51,16 @@ def test_a_slow_copy_and_a_full_pool_are_named(made_up):
     assert "was full in none" in found["pressure"]
 
 
+def test_a_store_that_is_asked_over_and_over_is_named_with_the_time_it_takes(made_up):
+    _, table, pairs = made_up
+    asked = {"succeeded": 100.0, "window_s": 45.0, "store_lookups": 5400.0, "store_lookup_s": 7.3}
+    found = said(changed(table, "mooncake", **asked), pairs, "mooncake")["lookups"]
+    assert "asked 5,400 times which blocks it holds, 54 times a request" in found
+    assert "took 7.3 s of a window of 45 s" in found
+    for few in ({"store_lookups": 300.0}, {"store_lookups": np.nan}):
+        assert "lookups" not in said(changed(table, "mooncake", **(asked | few)), pairs, "mooncake")
+
+
 def test_a_working_set_that_fits_leaves_nothing_to_win(made_up):
     _, table, pairs = made_up
     found = said(changed(table, "none", device_kv_use_max_share=0.4), pairs)

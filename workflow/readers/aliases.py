@@ -144,7 +144,17 @@ QUANTITIES: Mapping[str, Quantity] = {
         A("lmcache-mp", "lmcache_mp_lookup_hit_tokens"),
         A("lmcache", "lmcache:num_lookup_hits"),
     ),
-    "store_lookups": _q("lookups", "counter", A("lmcache-mp", "lmcache_mp_lookups_requests")),
+    "store_lookups": _q(
+        "lookups",
+        "counter",
+        A("lmcache-mp", "lmcache_mp_lookups_requests"),
+        A("mooncake", "vllm:mooncake_store_operation", {"operation": "lookup_exists"}),
+    ),
+    "store_lookup_time": _q(
+        "s",
+        "counter",
+        A("mooncake", "vllm:mooncake_store_operation_time_seconds_sum", {"operation": "lookup_exists"}),
+    ),
     "store_early_exits": _q("lookups", "counter", A("lmcache-mp", "lmcache_mp_lookup_early_exit_requests")),
     "bytes_to_host": _q(
         "bytes",

@@ -86,6 +86,27 @@ def test_L8_lookups_that_ended_early_stand_beside_the_hit_share_that_does_not_ho
     assert found["store_early_exit_share"].numerator == (None if early is None else 10)
 
 
+# As vLLM 0.25.1 exported it.
+MOONCAKE_LOOKUPS = """
+# TYPE vllm:mooncake_store_operation_total counter
+vllm:mooncake_store_operation_total{engine="0",model_name="m",operation="lookup_exists",status="ok"} 1914.0
+vllm:mooncake_store_operation_total{engine="0",model_name="m",operation="load_get",status="ok"} 35.0
+# TYPE vllm:mooncake_store_operation_time_seconds histogram
+vllm:mooncake_store_operation_time_seconds_bucket{engine="0",le="+Inf",operation="lookup_exists",status="ok"} 1914.0
+vllm:mooncake_store_operation_time_seconds_count{engine="0",operation="lookup_exists",status="ok"} 1914.0
+vllm:mooncake_store_operation_time_seconds_sum{engine="0",model_name="m",operation="lookup_exists",status="ok"} 7.33
+"""
+
+
+def test_lookups_of_a_store_are_counted_and_timed(attempt):
+    snapshots = attempt.write() / "metrics"
+    snapshots.mkdir()
+    (snapshots / "engine.after.prom").write_text(MOONCAKE_LOOKUPS)
+    found = measure(attempt.folder, Context()).values
+    assert (found["store_lookups"].value, found["store_lookup_s"].value) == (1914, pytest.approx(7.33))
+    assert found["store_early_exit_share"].value is None, "nothing counts those"
+
+
 L7 = """
 # TYPE lmcache:lookup_hit_rate gauge
 lmcache:lookup_hit_rate{role="worker"} 1.0
