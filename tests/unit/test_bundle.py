@@ -217,9 +217,9 @@ def test_parts_that_come_one_after_another_become_a_place_to_measure(checkout, t
 def test_of_a_made_model_what_the_engine_loads_is_carried_and_no_more(checkout, tmp_path):
     sweep = plan_sweep(load_config([checkout / "configs/demo-vllm/config.yaml"], {}))
     (point, *_) = bundles.points_of(sweep, "vllm")
-    (wheel,) = checkout.glob(".bundle/work/downloads/aiperf-*.whl")
-    bundles.write_inputs([point], sweep, {point.replay.client: wheel}, tmp_path / "work/inputs")
-    model = tmp_path / "work/inputs/results/models" / point.model_key
+    (wheel,) = checkout.rglob("aiperf-*.whl")
+    bundles.write_inputs([point], sweep, {point.replay.client: wheel}, tmp_path / "packed/inputs")
+    model = tmp_path / "packed/inputs/results/models" / point.model_key
     assert (model / "checkpoint/model.safetensors").is_file()
     assert not (model / "model.gguf").exists()
 

@@ -23,7 +23,7 @@ CHAIN = (
     {"serving"},
     {"engines", "backends", "node", "shell", "versioned"},
     {"recipes"},
-    {"traces", "environments", "models"},
+    {"traces", "environments", "models", "model_making"},
     {"plans", "clients"},
     {"points"},
     {"failures"},
