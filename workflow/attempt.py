@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from workflow import processes
+from workflow import processes, scratch
 from workflow.contract import Strict
 from workflow.failures import AttemptFailed, FailureClass
 from workflow.launchers import Command, Launcher
@@ -117,6 +117,12 @@ class Attempt:
             self.guard.watch(process)
         return process
 
+    @property
+    def scratch(self) -> Path:
+        """Folder of the folders that the services write to, of the attempt that started them."""
+        host = self.folder if self.logs is None else self.logs
+        return scratch.folder_of(self.launcher.cluster, host, self.name)
+
     def members(self) -> list[psutil.Process]:
         """Return the attempt's live processes."""
         return processes.members(self.name, self.sessions)
@@ -129,8 +135,8 @@ class Attempt:
         """Return what the plan's path placeholders stand for in this attempt."""
         fixed = {"project": PROJECT, "attempt": self.folder, **self.parts.paths}
         files = {file.path: self.folder / file.filename for file in self.point.plan.files}
-        scratch = {name: self.folder / "scratch" / name for name in self.point.plan.scratch}
-        return {name: str(path) for name, path in {**fixed, **files, **scratch}.items()}
+        written = {name: self.scratch / name for name in self.point.plan.scratch}
+        return {name: str(path) for name, path in {**fixed, **files, **written}.items()}
 
     def log_of(self, service: str) -> Path:
         """Return where the output of a service or of the client goes."""

@@ -202,6 +202,9 @@ class Cluster(Strict):
     images: str | None = None
     """Folder that images are imported to, by digest; several checkouts may share it. Null: results/images. It has to
     be seen by the nodes."""
+    scratch: str | None = None
+    """Folder on a node's own disk that file tiers write to, in a folder for each attempt that is removed at its end.
+    Null: the attempt's folder below results/, on a cluster the file system that all nodes share."""
     mounts: tuple[str, ...] = ()
     """Folders that a container sees besides the checkout, the attempt and the checkpoints; read only."""
     environments: tuple[Name, ...] = ()

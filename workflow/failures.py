@@ -33,6 +33,7 @@ class FailureClass(StrEnum):
     IMAGE_PULL = "image_pull"
     NODE_UNFIT = "node_unfit"
     OUTPUT_NOT_WRITTEN = "output_not_written"
+    SCRATCH_FULL = "scratch_full"
     UNKNOWN = "unknown"
 
 
@@ -59,6 +60,7 @@ MEANING: Mapping[FailureClass, str] = {
     FailureClass.IMAGE_PULL: "The container image could not be fetched.",
     FailureClass.NODE_UNFIT: "Something on this node is in the way: shared memory, a network rail, a GPU.",
     FailureClass.OUTPUT_NOT_WRITTEN: "A file could not be written: a full disk, a quota, a missing permission.",
+    FailureClass.SCRATCH_FULL: "A backend's file tier has filled its disk: it has no limit of its own.",
     FailureClass.UNKNOWN: "None of the above; the logs and the first cause are kept all the same.",
 }
 
@@ -186,6 +188,12 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?i)chunk.?size.*(multiple|divisible).*block|block.?size.*(multiple|divisible).*chunk",
         _C.CONFIGURATION,
         "the store's chunk has to be a multiple of the engine's block",
+    ),
+    _s(
+        # vLLM's file tier; it goes on without storing.
+        r"block I/O failed: \[Errno (28|122)\]",
+        _C.SCRATCH_FULL,
+        "the file tier filled its disk: name a larger one as the cluster's `scratch`, or ask for fewer sessions",
     ),
     _s(
         r"(?i)madvise.*(EFAULT|Bad address)|/dev/shm.*(Bad address|Insufficient|No space)|"

@@ -29,7 +29,7 @@ from workflow.plans import (
 )
 from workflow.points import Point
 from workflow.recipes import load_recipes
-from workflow.serving import GB, GIB, GPU_MEMORY_GB, ServePlan, Service, flags_of, gpu_family, ports_of
+from workflow.serving import FILE_TIER, GB, GIB, GPU_MEMORY_GB, ServePlan, Service, flags_of, gpu_family, ports_of
 
 Severity = Literal["error", "warning"]
 
@@ -999,11 +999,11 @@ def _(s: Subject) -> str | None:
     "scratch_small",
     "warning",
     "The file tier fills the disk before it is of use.",
-    "choose a larger scratch folder",
+    "name a folder on a larger disk as the cluster's `scratch`, or ask for fewer sessions",
 )
 def _(s: Subject) -> str | None:
     free = s.node.scratch_free_bytes
-    small = "kv-tier" in s.plan.scratch and free is not None and free < 2 * s.plan.pinned_bytes
+    small = FILE_TIER in s.plan.scratch and free is not None and free < 2 * s.plan.pinned_bytes
     return f"{gib(free or 0)} free below a first tier of {gib(s.plan.pinned_bytes)}" if small else None
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import platform
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from types import FrameType
 
 import psutil
 
-from workflow import endpoints, integrity, leftovers, processes, replay, startup, watch
+from workflow import endpoints, integrity, leftovers, processes, replay, scratch, startup, watch
 from workflow.attempt import PROJECT, STOP_GRACE_S, Attempt, Interrupted, StartedService
 from workflow.config import Cluster
 from workflow.contract import Document, Finding, InputError, Strict, file_sha256, write_atomic
@@ -369,7 +368,7 @@ def describe(
 def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
     """Remove our shared memory once every process is gone, and see that GPU memory is back; return what was found."""
     found = [f"removed from /dev/shm: {name}" for name in leftovers.remove([attempt.folder])]
-    found += remove_scratch(attempt.folder / "scratch")
+    found += scratch.remove(attempt.scratch)
     if memory_before:
 
         def back() -> bool:
@@ -382,21 +381,8 @@ def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
     return found
 
 
-def remove_scratch(folder: Path) -> list[str]:
-    """Remove what services wrote to their scratch folders, and say how much it was.
-
-    A file tier holds tens of gigabytes that are no artefact: the next attempt would find the disk full.
-    """
-    found = []
-    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
-        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-        found.append(f"removed scratch {place.name}: {size} bytes")
-    shutil.rmtree(folder, ignore_errors=True)
-    return [*found, f"{folder} could not be removed"] if folder.exists() else found
-
-
-def remove_left_behind(runs: Path, attempt: str) -> None:
-    """Remove what killed attempts of this sweep left in this node's /dev/shm."""
+def remove_left_behind(runs: Path, cluster: Cluster, attempt: str) -> None:
+    """Remove what killed attempts of this sweep left in this node's /dev/shm and in scratch folders."""
     dead = []
     for ledger in runs.glob(f"*/*/{leftovers.LEDGER}"):
         holder = live_lease(ledger.parents[1])
@@ -404,6 +390,9 @@ def remove_left_behind(runs: Path, attempt: str) -> None:
             dead.append(ledger.parent)
     for name in leftovers.remove(dead):
         print(f"removed from /dev/shm, left by a killed attempt: {name}", file=sys.stderr)
+    for folder in scratch.left_behind(runs, cluster, attempt):
+        for line in scratch.remove(folder):
+            print(f"{line}, left by a killed attempt in {folder}", file=sys.stderr)
 
 
 def artefacts_of(folder: Path) -> tuple[Artefact, ...]:
@@ -469,10 +458,10 @@ def run(
             print(f"{point.id}: not tried again: {before.failure_class}: {before.message}", file=sys.stderr)
             return 1
         with lease(out, name) as stopping, interruptible(stopping):
-            remove_left_behind(out.parent, name)
+            remove_left_behind(out.parent, cluster, name)
             parts = find_parts(point, results, environments, cluster.model_paths)
             image = find_image(cluster, point.row.image, results)
-            launcher = launcher_for(point, cluster, image, parts, folder.resolve())
+            launcher = launcher_for(point, cluster, image, parts, folder.resolve(), name)
             attempt = Attempt(point, name, folder.resolve(), parts, launcher, parent, stopping, log)
             publish(measure(attempt), attempt, out)
             return 0
@@ -517,15 +506,18 @@ def how_it_failed(error: Exception, out: Path) -> Failed:
     return Failed(FailureClass.UNKNOWN, f"{type(error).__name__}: {error}", defect=True)
 
 
-def launcher_for(point: Point, cluster: Cluster, image: Image | None, parts: Parts, folder: Path) -> Launcher:
+def launcher_for(
+    point: Point, cluster: Cluster, image: Image | None, parts: Parts, folder: Path, attempt: str
+) -> Launcher:
     """Return how services are started for a point on its cluster; a container sees what its placeholders name."""
     situation = Situation(row=point.row, cache=point.plan.cache, options={})
     read = [PROJECT, *parts.paths.values(), *parts.environments.values()]
+    written = [folder] if cluster.scratch is None else [folder, scratch.folder_of(cluster, folder, attempt)]
     return Launcher(
         cluster=cluster,
         image=image,
         vendor=situation.vendor,
-        mounts=(*((path, "ro") for path in read), (folder, "rw")),
+        mounts=(*((path, "ro") for path in read), *((path, "rw") for path in written)),
     )
 
 

@@ -105,6 +105,10 @@ class CacheFacts(Strict):
     """Host memory that serving the model takes out of the budget: checkpoint pages, weights offloaded to the host."""
 
 
+FILE_TIER = "kv-tier"
+"""Scratch folder of a tier on a file system."""
+
+
 class Emptying(Strict):
     """How caches are emptied short of a restart."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workflow import endpoints, leftovers, processes
+from workflow import endpoints, leftovers, processes, scratch
 from workflow.attempt import Attempt, StartedService
 from workflow.contract import InputError, write_atomic
 from workflow.failures import AttemptFailed, FailureClass
@@ -46,7 +46,10 @@ def check_node(attempt: Attempt) -> tuple[str, ...]:
 
 def node_facts(attempt: Attempt) -> NodeFacts:
     """Return what this node says about itself, for this point."""
-    facts = read_facts(attempt.parts.paths, attempt.folder)
+    cluster = attempt.launcher.cluster
+    if (wrong := scratch.unusable(cluster)) is not None:
+        raise AttemptFailed(FailureClass.CONFIGURATION, f"{attempt.point.row.runner}: {wrong}")
+    facts = read_facts(attempt.parts.paths, attempt.folder if cluster.scratch is None else Path(cluster.scratch))
     gpus = gpu_memory_used_shares()
     known: dict[str, Any] = {"packages": attempt.parts.packages}
     if facts.shm_leftovers:
@@ -88,8 +91,7 @@ def serve(attempt: Attempt) -> None:
     """Start all services in order, each until it is ready, and prove that the model answers; raises AttemptFailed."""
     plan = attempt.point.plan
     attempt.ports = processes.free_ports(ports_of(plan))
-    for name in plan.scratch:
-        (attempt.folder / "scratch" / name).mkdir(parents=True)
+    scratch.make(attempt.scratch, plan.scratch)
     for file in plan.files:
         write_atomic(attempt.folder / file.filename, fill(file.text, attempt.ports, attempt.paths()).encode())
     for service in plan.services:

@@ -79,11 +79,11 @@ class Shared:
 
 
 # ------------------------------------------------------------------------------------------------------ the cold
-def make_cold(attempt: Attempt, scratch: Path) -> str:
+def make_cold(attempt: Attempt) -> str:
     """Empty the server's caches, prove that they are empty, and return what showed it; raises AttemptFailed.
 
     The proof can fail: the prompts are first seen to be cached, then asked again, newest first, since a cache that was
-    left alone has at least kept the newest. `scratch` holds the folders that the services write to.
+    left alone has at least kept the newest.
     """
     texts = tuple(reversed(integrity.prompts()))
     hot = [_cached_shares(attempt, (text, text))[1] for text in reversed(texts)]
@@ -94,7 +94,7 @@ def make_cold(attempt: Attempt, scratch: Path) -> str:
             "shown to be cold for the next point",
         )
     for _ in range(EMPTYING_TRIES):
-        _empty(attempt, scratch)
+        _empty(attempt)
         cold = _cached_shares(attempt, texts)
         if max(cold) <= COLD_SHARE:
             break
@@ -104,7 +104,7 @@ def make_cold(attempt: Attempt, scratch: Path) -> str:
             f"the server still has {max(cold):.0%} of a prompt cached after it was told {EMPTYING_TRIES} times "
             "to empty its caches",
         )
-    _empty(attempt, scratch)  # of the proof itself: see still_cold
+    _empty(attempt)  # of the proof itself: see still_cold
     return f"at least {min(hot):.0%} of each probe prompt was cached before emptying, at most {max(cold):.0%} after it"
 
 
@@ -122,7 +122,7 @@ def still_cold(rounds: Rounds) -> None:
         )
 
 
-def _empty(attempt: Attempt, scratch: Path) -> None:
+def _empty(attempt: Attempt) -> None:
     emptying = attempt.point.plan.empties or Emptying()
     time.sleep(SETTLE_S)
     for port, path in emptying.posts:
@@ -134,7 +134,7 @@ def _empty(attempt: Attempt, scratch: Path) -> None:
         else:
             raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {wrong}")
     for name in emptying.folders:
-        for file in (path for path in (scratch / name).rglob("*") if path.is_file()):
+        for file in (path for path in (attempt.scratch / name).rglob("*") if path.is_file()):
             file.unlink(missing_ok=True)
 
 
@@ -168,7 +168,7 @@ def take_turn(attempt: Attempt, shared: Shared, allocation: str) -> Run:
         attempt.check_alive()
         if shared.points_before:
             with attempt.phase("empty"):
-                cold = make_cold(attempt, host.folder / "scratch")
+                cold = make_cold(attempt)
             begins = {name: host.log_of(name).stat().st_size for name in shared.fresh}
         attempt.probe_spans = {name: [(shared.fresh[name], begin)] for name, begin in begins.items()}
         with blame_memory():
@@ -228,7 +228,7 @@ class Allocation:
         """Return a new attempt at a point; services see the allocation's folder."""
         parts = find_parts(point, self.results, self.environments, self.cluster.model_paths)
         image = find_image(self.cluster, point.row.image, self.results)
-        launcher = launcher_for(point, self.cluster, image, parts, self.folder)
+        launcher = launcher_for(point, self.cluster, image, parts, self.folder, self.attempt)
         return Attempt(point, self.attempt, folder, parts, launcher, self.parent, self.stopping, log)
 
     def settle(self, point: Point, failure: Failed | None) -> None:
@@ -257,7 +257,7 @@ def measure_all(allocation: Allocation) -> int:
         todo = [point for point in allocation.missing if point.id in allocation.leases]
         if not todo:
             return 0
-        remove_left_behind(allocation.results / "runs", allocation.attempt)
+        remove_left_behind(allocation.results / "runs", allocation.cluster, allocation.attempt)
         left = list(todo)
         try:
             host = allocation.attempt_at(todo[0], allocation.folder / "server", allocation.log)
@@ -297,8 +297,9 @@ def _one(allocation: Allocation, shared: Shared, point: Point) -> None:
     shared.points_before += 1
 
 
-OF_THE_POINT = frozenset({FailureClass.CLIENT_FAILED, FailureClass.OUT_OF_TIME})
-"""What the client did; the server lives and has to prove that it is cold before the next point."""
+OF_THE_POINT = frozenset({FailureClass.CLIENT_FAILED, FailureClass.OUT_OF_TIME, FailureClass.SCRATCH_FULL})
+"""What the client did, or its sessions asked for; the server lives and has to prove that it is cold before the next
+point, its files removed."""
 
 
 @contextlib.contextmanager

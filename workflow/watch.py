@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from workflow import endpoints, leftovers
+from workflow import endpoints, leftovers, scratch
 from workflow.attempt import Attempt
 from workflow.contract import Finding, Reason
 from workflow.failures import AttemptFailed, FailureClass
@@ -181,7 +181,10 @@ class Sampler:
         self.clock = Clock(time.time, time.monotonic)
 
     def look(self) -> None:
-        """Take a sample if it is time; raises AttemptFailed (stalled, error_storm) after keeping evidence."""
+        """Take a sample if it is time; raises AttemptFailed (stalled, error_storm, scratch_full)."""
+        # Each time: a tier may write gigabytes between two samples.
+        if wrong := scratch.full(self._attempt.scratch, self._attempt.point.plan.scratch):
+            raise AttemptFailed(FailureClass.SCRATCH_FULL, wrong)
         now_s = time.monotonic()
         if now_s < self._next_s:
             return

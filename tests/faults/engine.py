@@ -26,6 +26,7 @@ arguments.add_argument(
 )
 arguments.add_argument("--load", default="well", choices=["well", "die", "never", "no-token"])
 arguments.add_argument("--shm", help="leave a file of this name in /dev/shm")
+arguments.add_argument("--fill", help="write 4 kB into this folder with every request")
 arguments.add_argument("--child", action="store_true", help="start a child that leaves the group")
 arguments.add_argument("--deaf", action="store_true", help="do not react to SIGTERM")
 options = arguments.parse_args()
@@ -90,6 +91,8 @@ class Handler(BaseHTTPRequestHandler):
         if how == "fail" or (how == "fail-some" and number % 10 < 3):
             self.reply(b'{"error": {"message": "made to fail"}}', 500)
             return
+        if options.fill:
+            (Path(options.fill) / f"block-{number}").write_bytes(bytes(4_000))
         count = min(8, body.get("max_completion_tokens") or body.get("max_tokens") or 8)
         with lock:
             state["tokens"] += count

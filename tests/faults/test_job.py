@@ -45,8 +45,8 @@ def test_signal_while_the_server_loads(bench):
 
 def test_sigkill_of_the_job_and_a_rerun(bench):
     name = f"vllm_offload_{os.getpid()}.mmap"
-    long = bench.engine("--child", "--shm", name).with_replay(duration_s=60.0)
-    job = long.start()
+    long = bench.engine("--child", "--shm", name, "--fill", "<path:kv-tier>").with_plan(scratch=("kv-tier",))
+    job = long.with_replay(duration_s=60.0).start()
     try:
         bench.wait_for_records(5)
         job.kill()
@@ -56,11 +56,13 @@ def test_sigkill_of_the_job_and_a_rerun(bench):
     wait_for(lambda: not bench.left(), 15, "the guard's sweep")
     assert not (bench.out / "run.json").exists()
     first = bench.attempts[0]
+    assert len(list((first / "scratch/kv-tier").iterdir())) >= 5
     kept = (first / "client/profile_export.jsonl").read_text()
     assert (leftovers.SHM / name).exists()
 
     assert bench.run() == 0
     assert not (leftovers.SHM / name).exists()
+    assert not (first / "scratch").exists(), "the blocks of a file tier, tens of gigabytes"
     assert len(bench.attempts) == 2
     assert bench.published().attempt == bench.attempts[1].name
     assert (first / "client/profile_export.jsonl").read_text() == kept

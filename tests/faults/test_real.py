@@ -5,9 +5,11 @@ import signal
 import subprocess
 
 import pytest
+import yaml
 
 from tests.end_to_end.conftest import wait_for
 from tests.faults.conftest import end
+from workflow import scratch
 from workflow.config import Limits
 from workflow.contract import Reason
 from workflow.failures import FailureClass
@@ -97,6 +99,22 @@ def small_disk(tmp_path):
         pytest.skip("this user may not mount a file system")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_file_tier_that_fills_its_disk(bench, small_disk, monkeypatch):
+    monkeypatch.setattr(scratch, "RESERVE_BYTES", 50_000)
+    clusters = yaml.safe_load(bench.clusters.read_text())
+    clusters["clusters"]["cluster:local"]["scratch"] = str(small_disk)
+    bench.clusters.write_text(yaml.safe_dump(clusters))
+    filling = bench.engine("--fill", "<path:kv-tier>").with_plan(scratch=("kv-tier",)).with_replay(duration_s=120.0)
+    assert filling.run() == 1
+    failure = bench.failure()
+    assert failure.failure_class == FailureClass.SCRATCH_FULL
+    assert not failure.worth_retrying
+    assert str(small_disk) in failure.message
+    assert "name a larger disk as the cluster's `scratch`" in failure.message
+    assert bench.records(), "what was measured before the disk was full"
+    assert list(small_disk.iterdir()) == [], "the next attempt finds the disk empty"
 
 
 def test_disk_that_fills_up_in_the_replay(bench, small_disk):

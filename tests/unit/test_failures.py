@@ -124,6 +124,11 @@ CASES = {
     ),
     "L2 eviction thread of IsolatedLRU": ("Exception in thread evict: IsolatedLRU KeyError", C.ENGINE_BUG),
     "L4 chunk and block": ("ValueError: chunk size 256 must be a multiple of block size 544", C.CONFIGURATION),
+    "a file tier that fills its disk, as vLLM 0.25.1 said it on the H200": (
+        "(EngineCore pid=9059) ERROR 12-01 15:59:52 [thread_pool.py:169] Job 77 block I/O failed: [Errno 28] No space "
+        "left on device: '/srv/sweep/results/shared/02-tiering/20261201T155741-8933/server/scratch/kv-tier/x'",
+        C.SCRATCH_FULL,
+    ),
     "L5 shared memory of the store": ("ERROR Insufficient /dev/shm capacity", C.NODE_UNFIT),
     "M2 the master drops a client": ("I1201 master.cpp:9 action=client_expired id=3", C.SIDECAR_DIED),
     "M10 watchdog of a scheduler that hangs": ("Scheduler watchdog timeout (self.watchdog_timeout=300)", C.STALLED),
@@ -217,6 +222,7 @@ def test_what_cannot_work_is_not_tried_again():
         C.ALREADY_RUNNING,
         C.SUBMIT_REFUSED,
         C.OUTPUT_NOT_WRITTEN,
+        C.SCRATCH_FULL,
     }
 
 

@@ -36,6 +36,7 @@ CHAIN = (
     {"readers"},
     {"replay", "processes", "endpoints"},
     {"parts", "lease", "leftovers"},
+    {"scratch"},
     {"bundle"},
     {"nodelock", "patch_wheel"},
     {"attempt"},

@@ -147,15 +147,3 @@ def test_the_command_line_refuses_a_point_that_is_none(tmp_path, capsys, monkeyp
     monkeypatch.setattr(runs.sys, "argv", ["runs", str(tmp_path / "none.json"), str(tmp_path)])
     assert runs.main() == 2
     assert "no such file" in capsys.readouterr().err
-
-
-def test_what_services_wrote_to_scratch_is_measured_and_removed(tmp_path):
-    # A file tier of tens of gigabytes would be hashed as an artefact, and the next attempt would find the disk full.
-    tier = tmp_path / "scratch/kv-tier/rank0"
-    tier.mkdir(parents=True)
-    (tier / "block").write_bytes(bytes(700))
-    (tmp_path / "scratch/prometheus").mkdir()
-    found = runs.remove_scratch(tmp_path / "scratch")
-    assert found == ["removed scratch kv-tier: 700 bytes", "removed scratch prometheus: 0 bytes"]
-    assert not (tmp_path / "scratch").exists()
-    assert runs.remove_scratch(tmp_path / "scratch") == []

@@ -71,12 +71,13 @@ def test_every_point_is_let_go_when_it_is_measured(bench):
     assert set(bench.outcome.measured) == set(IDS)
 
 
-def test_a_client_that_fails_costs_its_own_point_only(bench):
-    bench.ends["q"] = AttemptFailed(FailureClass.CLIENT_FAILED, "no summary")
+@pytest.mark.parametrize("kind", [FailureClass.CLIENT_FAILED, FailureClass.SCRATCH_FULL])
+def test_what_a_points_own_sessions_bring_about_costs_this_point_only(bench, kind):
+    bench.ends["q"] = AttemptFailed(kind, "no summary")
     assert bench.measure() == 0
     assert list(bench.outcome.measured) == ["p", "r"]
     assert bench.turned[-1] == ("r", 2), "the server has served the one that failed, too"
-    assert bench.failures() == {"q": FailureClass.CLIENT_FAILED}
+    assert bench.failures() == {"q": kind}
 
 
 def test_a_server_that_dies_fails_what_was_not_measured_and_the_next_try_measures_that(bench):
@@ -116,7 +117,7 @@ def test_a_signal_is_told_at_every_point_that_was_not_measured(bench):
         pytest.param([0, 100] * 4 + [90] * 99, "still has 90%", id="a server that was not emptied"),
     ],
 )
-def test_a_server_is_not_taken_for_cold(monkeypatch, tmp_path, asked, says):
+def test_a_server_is_not_taken_for_cold(monkeypatch, asked, says):
     answers = iter(asked)
 
     def ask_one(_attempt, _prompt):
@@ -124,7 +125,7 @@ def test_a_server_is_not_taken_for_cold(monkeypatch, tmp_path, asked, says):
 
     monkeypatch.setattr(turns.integrity, "ask_one", ask_one)
     with pytest.raises(AttemptFailed, match=says):
-        make_cold(attempt_emptied_by(Emptying()), tmp_path)
+        make_cold(attempt_emptied_by(Emptying()))
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +133,9 @@ def _no_pauses(monkeypatch):
     monkeypatch.setattr(turns, "SETTLE_S", 0.0)
 
 
-def attempt_emptied_by(emptying):
-    plan = SimpleNamespace(empties=emptying)
-    return SimpleNamespace(point=SimpleNamespace(plan=plan), url=lambda port, path: f"{port}{path}")
+def attempt_emptied_by(emptying, scratch=None):
+    point = SimpleNamespace(plan=SimpleNamespace(empties=emptying))
+    return SimpleNamespace(point=point, url=lambda port, path: f"{port}{path}", scratch=scratch)
 
 
 def test_a_server_that_was_busy_when_it_was_told_is_told_again(monkeypatch, tmp_path):
@@ -147,7 +148,7 @@ def test_a_server_that_was_busy_when_it_was_told_is_told_again(monkeypatch, tmp_
     kept = tmp_path / "kv-tier/a/b"
     kept.mkdir(parents=True)
     (kept / "block").write_bytes(b"1")
-    assert make_cold(attempt_emptied_by(emptying), tmp_path).endswith("at most 0% after it")
+    assert make_cold(attempt_emptied_by(emptying, tmp_path)).endswith("at most 0% after it")
     assert told == ["lmcache-0-http/cache/clear", "engine/reset"] * 3, "twice until it is cold, once after the proof"
     assert kept.is_dir()
     assert not list(kept.iterdir())
@@ -187,20 +188,20 @@ def server():
     ],
     ids=["older vLLM", "done", "SGLang", "a list", "refused", "refused once"],
 )
-def test_P22_a_server_that_answers_200_and_refuses_has_not_emptied_its_caches(server, bodies, refused, tmp_path):
+def test_P22_a_server_that_answers_200_and_refuses_has_not_emptied_its_caches(server, bodies, refused):
     server.bodies = bodies
     attempt = attempt_emptied_by(Emptying(posts=(("engine", "/reset_prefix_cache"),)))
     attempt.url = lambda _port, path: f"http://127.0.0.1:{server.server_port}{path}"
     expected = pytest.raises(AttemptFailed, match=r'it answers \{"success": false\}') if refused else nullcontext()
     with expected:
-        turns._empty(attempt, tmp_path)
+        turns._empty(attempt)
 
 
-def test_a_server_that_refuses_to_be_emptied_is_not_shared_further(monkeypatch, tmp_path):
+def test_a_server_that_refuses_to_be_emptied_is_not_shared_further(monkeypatch):
     monkeypatch.setattr(turns.endpoints, "tell", lambda _url: "HTTPError: HTTP Error 404: Not Found")
     monkeypatch.setattr(turns.integrity, "ask_one", lambda *_: SimpleNamespace(cached_tokens=100, prompt_tokens=100))
     with pytest.raises(AttemptFailed, match=r"did not empty its caches: /reset: HTTPError: HTTP Error 404"):
-        make_cold(attempt_emptied_by(Emptying(posts=(("engine", "/reset"),))), tmp_path)
+        make_cold(attempt_emptied_by(Emptying(posts=(("engine", "/reset"),))))
 
 
 @pytest.mark.parametrize(("cached", "cold"), [(None, True), (5, True), (90, False)])

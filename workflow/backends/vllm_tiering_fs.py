@@ -4,7 +4,7 @@ import math
 
 from workflow.backends.connectors import SIMPLE_SWITCH, created, restored, transfer_config
 from workflow.contract import Strict
-from workflow.serving import Arm, Emptying, Proof, Situation, parse_options
+from workflow.serving import FILE_TIER, Arm, Emptying, Proof, Situation, parse_options
 
 
 class Options(Strict):
@@ -26,7 +26,7 @@ class VllmTieringFs:
         size = situation.tier_bytes // situation.engines
         # A file holds one offloaded block, a whole number of the engine's own: small ones make the disk the limit.
         blocks = math.lcm(*situation.cache.block_tokens) if situation.cache.block_tokens else 256
-        tier = {"type": "fs", "root_dir": "<path:kv-tier>"}
+        tier = {"type": "fs", "root_dir": f"<path:{FILE_TIER}>"}
         threads = {"n_read_threads": options.read_threads, "n_write_threads": options.write_threads}
         extra = {
             "spec_name": "TieringOffloadingSpec",
@@ -46,10 +46,10 @@ class VllmTieringFs:
             argv=transfer_config("OffloadingConnector", extra),
             forbidden_argv=("--no-enable-prefix-caching", "--kv_offloading_size", "--kv-offloading-size"),
             forbidden_env=(SIMPLE_SWITCH,),
-            scratch=("kv-tier",),
+            scratch=(FILE_TIER,),
             pinned_bytes=size * situation.engines,
             proofs=(created("OffloadingConnector"), tiered, restored()),
             notes=("the file tier has no limit; its bytes are not part of the host memory budget",),
             # vLLM keeps a persistent tier on purpose: it looks for files, so without them the tier is empty.
-            empties=Emptying(folders=("kv-tier",)),
+            empties=Emptying(folders=(FILE_TIER,)),
         )

@@ -24,6 +24,7 @@ CLOCK_ERROR_S = 1.0
 BROKEN: tuple[tuple[str, str], ...] = (
     (r"Cannot store blocks", "the host pool refused to store blocks"),
     (r"Pin budget: 0 tokens", "HiCache may pin nothing"),
+    (r"\bblock I/O failed: ", "the file tier could not write or read blocks"),
     (r"OUT_OF_MEMORY.*skip|skip\w* store", "the store was full and skipped stores"),
 )
 # Log lines that explain a low hit share but also appear in runs that worked.
