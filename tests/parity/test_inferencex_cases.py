@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives import unpack
 from workflow.matrix import main
 from workflow.rows import SCENARIOS, rows_of
 from workflow.searchspace import load_master, load_runners
@@ -24,8 +25,7 @@ def revisions():
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cases")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    unpack(ARCHIVE, folder)
     return {path.parent.name: path.parent for path in folder.rglob("expected.json")}
 
 

@@ -1,12 +1,13 @@
 """Small artefact folders that tests write, and the real ones that lie beside the checkout."""
 
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.archives import unpack
 
 START_S = 1_796_000_000.0
 """Start of the profiling phase in every written folder, Unix seconds: 2026-11-30 00:53:20 UTC."""
@@ -116,8 +117,7 @@ def artefacts(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def unpacked(name: str) -> Path:
         if name not in done:
             done[name] = tmp_path_factory.mktemp(name)
-            with tarfile.open(shared / "artefacts" / f"{name}.tar.xz") as archive:
-                archive.extractall(done[name], filter="data")
+            unpack(shared / "artefacts" / f"{name}.tar.xz", done[name])
         return done[name]
 
     return unpacked

@@ -1,9 +1,9 @@
 import json
 import re
-import tarfile
 
 import pytest
 
+from tests.archives import unpack
 from tests.unit.arms import BUDGETS_GB, plan, planned
 from workflow.backends import BACKENDS, combinations
 from workflow.contract import InputError
@@ -27,9 +27,7 @@ ARMS = [
 def h200_logs(shared, tmp_path_factory):
     """Return the logs of vLLM 0.25.1 with each connector on a real GPU."""
     folder = tmp_path_factory.mktemp("h200")
-    with tarfile.open(shared / "artefacts" / "h200-vllm-0.25.1.tar.xz") as archive:
-        logs = [member for member in archive.getmembers() if member.name.endswith("/vllm.log")]
-        archive.extractall(folder, members=logs, filter="data")
+    unpack(shared / "artefacts" / "h200-vllm-0.25.1.tar.xz", folder, lambda name: name.endswith("/vllm.log"))
     return folder
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from spaces import agentic, entry, fixed, log, master, runners, space
 
+from tests.archives import unpack
 from workflow.contract import InputError
 from workflow.lint import PlanCode, codes_table, lint, lint_text, refuse
 from workflow.matrix import expand
@@ -194,13 +195,10 @@ def test_the_documented_table_is_that_of_the_code(project):
 
 # ---------------------------------------------------------------------------------------------------------- real ones
 def test_the_real_pull_requests_are_caught(shared, tmp_path):
-    import tarfile  # noqa: PLC0415
-
     from workflow.changelog import changes_of_texts  # noqa: PLC0415
     from workflow.inferencex_matrix import configs_of  # noqa: PLC0415
 
-    with tarfile.open(shared / "inferencex" / "matrix-cases.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(shared / "inferencex" / "matrix-cases.tar.xz", tmp_path)
     said = {}
     for case in (path.parent for path in tmp_path.rglob("expected.json")):
         paths = [case / side / "perf-changelog.yaml" for side in ("base", "head")]

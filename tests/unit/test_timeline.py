@@ -1,6 +1,5 @@
 """A point over time: from the committed example, and from real exports of vLLM on an H200 where they are there."""
 
-import tarfile
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.archives import unpack
 from tests.examples import gallery
 from workflow.evidence import Context
 from workflow.readers.aliases import QUANTITIES
@@ -135,10 +135,8 @@ def test_the_committed_timelines_have_all_columns_and_add_up_to_the_throughput()
 
 
 def test_a_real_export_of_vllm_on_a_gpu(shared, tmp_path):
-    with tarfile.open(shared / "artefacts" / "h200-agentx-pair.tar.xz") as archive:
-        members = [one for one in archive.getmembers() if one.name.split("/")[1:2] == ["vllm-native"] or
-                   one.name.startswith("vllm-native/")]  # fmt: skip
-        archive.extractall(tmp_path, members=members, filter="data")
+    archive = shared / "artefacts" / "h200-agentx-pair.tar.xz"
+    unpack(archive, tmp_path, lambda name: "vllm-native" in name.split("/")[:2])
     folder = next(tmp_path.rglob("server_metrics_export.json")).parent
     frame = timeline(folder, Context(duration_s=70.0))
     assert frame["device_use_share"].max() == pytest.approx(0.99, abs=0.05)
