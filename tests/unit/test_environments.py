@@ -157,7 +157,7 @@ def test_a_lock_may_name_folders_of_wheels_beside_it(tmp_path):
 
 
 def test_a_wheel_that_no_index_has_is_installed_from_the_folder_that_the_lock_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_OFFLINE", "1")
     (tmp_path / "wheels").mkdir()
     write_wheel(tmp_path / "wheels", "greeting", "1.2+fixed", {})
     lock = tmp_path / "own.txt"
