@@ -26,7 +26,7 @@ from workflow import yamlfile
 from workflow.config import load_config
 from workflow.contract import Document, InputError, Strict, digest, file_sha256, reports_input_errors, write_atomic
 from workflow.environments import normalised, pins, wheel_folders
-from workflow.models import served_from
+from workflow.models import GGUF, served_from
 from workflow.parts import prepare_model, prepare_traces
 from workflow.points import Point
 from workflow.replay import CORPUS
@@ -212,9 +212,6 @@ def write_inputs(points: Iterable[Point], sweep: Sweep, client_wheels: Mapping[s
             with zipfile.ZipFile(client_wheels[point.replay.client]) as wheel:
                 corpus.write_bytes(wheel.read(CORPUS))
             prepare_model(point, corpus, model)
-        # All points of a bundle have one engine, and half of a made model is for others.
-        if (weights := model / "model.gguf") != served_from(model, point.row.framework):
-            weights.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------ archives and parts
@@ -227,12 +224,15 @@ class Content:
     files: Mapping[str, Path]
 
 
-def contents_of(inputs: Path, wheels: Mapping[str, Path]) -> list[Content]:
+def contents_of(inputs: Path, wheels: Mapping[str, Path], engine: str) -> list[Content]:
     """Return the archives in the order they are carried: what is small and needed first, large distributions last.
 
-    Two versions of a distribution share an archive, since they share most of their bytes.
+    Two versions of a distribution share an archive, since they share most of their bytes. Of a made model only what
+    the engine loads is carried.
     """
-    tree = {str(path.relative_to(inputs)): path for path in sorted(inputs.rglob("*")) if path.is_file()}
+    files = [path for path in sorted(inputs.rglob("*")) if path.is_file()]
+    loaded = [path for path in files if path.name != GGUF or served_from(path.parent, engine) == path]
+    tree = {str(path.relative_to(inputs)): path for path in loaded}
     owned: dict[str, dict[str, Path]] = {}
     for name, path in sorted(wheels.items()):
         owned.setdefault(name.split("-")[0], {})[name] = path
@@ -335,7 +335,7 @@ def make(
     shutil.rmtree(inputs / "results" / "points", ignore_errors=True)
     clients = {client: wheel for wheels in downloaded.values() for client, wheel in wheels.items()}
     write_inputs(points, sweep, clients, inputs)
-    contents = contents_of(inputs, stored)
+    contents = contents_of(inputs, stored, engine)
     packed = [compress(content, work / "archives", say) for content in contents]
     archives, offset = [], 0
     for content, path in zip(contents, packed, strict=True):

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from workflow.environments import same_version
 from workflow.intervals import (
     COMPARED,
     Compared,
@@ -223,12 +224,23 @@ def _mixed(rows: pd.DataFrame) -> str | None:
         found = sorted(str(one)[:12] for one in rows[column].dropna().unique())
         if len(found) > 1:
             return f"two {what} must not share an axis: {', '.join(found)}"
-    # Two versions of a backend that the search space asks for are two arms; which is better is the question.
-    asked = {str(version) for version in rows["backend_version"].dropna()}
     for component, versions in _versions(rows).items():
-        if len(versions) > 1 and not (rows["arm"].nunique() > 1 and versions == asked):
+        if len(versions) > 1 and not _asked_for(rows, component):
             return f"two builds of {component}: {', '.join(sorted(versions))}"
     return None
+
+
+def _asked_for(rows: pd.DataFrame, component: str) -> bool:
+    """Tell whether each arm has one version of a component, the one that the search space asks for as its backend's.
+
+    Two versions of a backend are two arms then, and which is better is the question.
+    """
+    for _, of_arm in rows.groupby("arm"):
+        versions = _versions(of_arm).get(component, set())
+        asked = set(of_arm["backend_version"].dropna())
+        if len(versions) != 1 or len(asked) != 1 or not same_version(*versions, *asked):
+            return False
+    return True
 
 
 def _versions(rows: pd.DataFrame) -> dict[str, set[str]]:

@@ -223,6 +223,13 @@ class Cluster(Strict):
             raise ValueError("cores_per_point is needed with slurm: nobody here knows how many cores a node has")
         return self
 
+    @field_validator("scratch")
+    @classmethod
+    def _one_place_on_every_node(cls, scratch: str | None) -> str | None:
+        if scratch is not None and not scratch.startswith("/"):
+            raise ValueError(f"found {scratch!r}: a folder on a node is named from / on")
+        return scratch
+
     @model_validator(mode="after")
     def _one_source_of_packages(self) -> "Cluster":
         if self.environments and self.launcher != "bare":

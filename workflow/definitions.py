@@ -207,10 +207,16 @@ def _of_caches() -> Iterator[Definition]:
     yield _one(
         "store_lookups",
         "lookups",
-        "times a store was asked which blocks of a prompt it holds; a waiting request asks in each scheduling step",
+        "times a store was asked which blocks of a prompt it holds; one that waits may be looked up in every step",
         SERVER,
     )
-    yield _one("store_lookup_s", "s", "time that the store took to answer lookups, transport excluded", SERVER, "lower")
+    yield _one(
+        "store_lookup_s",
+        "s",
+        "time that lookups took at the store's client; the way from the scheduler to it is not in it",
+        SERVER,
+        "lower",
+    )
     yield _one(
         "prefix_hit_share_of_attempts",
         "fraction",

@@ -35,6 +35,11 @@ def environment_key(lock: Path) -> str:
     return f"{lock.stem}-{digest([line for line in lines if line], 8)}"
 
 
+def same_version(found: str | None, declared: str) -> bool:
+    """Tell whether a version is the declared one; a build's own label, `0.32.0+cpu`, counts only if it is declared."""
+    return found is not None and declared in (found, found.partition("+")[0])
+
+
 def pins(lock: Path) -> dict[str, str]:
     """Return a lock's distributions, names normalised -> version; environment markers are left out of account.
 

@@ -156,8 +156,9 @@ def _lookups(both: Both) -> Iterator[str]:
         "request: one that waits for room on the device is looked up again in each scheduling step"
     )
     if pd.notna(took) and took > 0:
-        window = f" of a window of {number(both.ours['window_s'])} s" if pd.notna(both.ours["window_s"]) else ""
-        text += f"; the answers took {number(took)} s{window}, in which a scheduler that waits for them starts nothing"
+        phase_s = both.ours["window_s"] + both.ours["drain_s"]
+        whole = f" of {number(phase_s)} s of window and drain" if pd.notna(phase_s) else ""
+        text += f"; the answers took {number(took)} s{whole}, in which a scheduler that waits for them starts nothing"
     yield text + "."
 
 

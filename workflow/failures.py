@@ -273,6 +273,8 @@ _SHARPENED = frozenset(
     }
 )
 
+_FILLED_BY_A_TIER = (_C.OUTPUT_NOT_WRITTEN, _C.SCRATCH_FULL)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -340,9 +342,9 @@ def diagnose(seen_as: FailureClass, services: Sequence[Path], client: Path) -> D
     ordered += [causes[log][1] for log in services if log in causes]
     ordered += list(causes.get(client, ()))
     cause = next((one for one in ordered if one), None)
-    if seen_as not in _SHARPENED:
-        return Diagnosis(seen_as, cause, None)
-    for signature in SIGNATURES:
+    # A disk that is full for us was filled by somebody; other lines have nothing to do with it.
+    told = [one for one in SIGNATURES if seen_as in _SHARPENED or (seen_as, one.failure_class) == _FILLED_BY_A_TIER]
+    for signature in told:
         if any(signature.pattern.search(line) for text in texts.values() for line in text.splitlines()):
             return Diagnosis(signature.failure_class, cause, signature.says)
     return Diagnosis(seen_as, cause, None)

@@ -131,18 +131,6 @@ def live_lease(out: Path) -> Lease | None:
     return _holder(out / "lease.json")
 
 
-def live_attempts(runs: Path) -> set[str]:
-    """Return the attempts that hold any of the points below a folder, by the clock of its file system."""
-    leases = list(runs.glob("*/lease.json"))
-    beats = []
-    for path in leases:
-        with contextlib.suppress(FileNotFoundError):
-            beats.append(path.stat().st_mtime)
-    # The last beat of all is now, to some seconds: who asks holds a lease too.
-    holders = [_holder(path, max(beats, default=None)) for path in leases]
-    return {holder.attempt for holder in holders if holder is not None}
-
-
 def _wait_for_stopping(path: Path) -> None:
     def gone() -> bool:
         holder = _holder(path)

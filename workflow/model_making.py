@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workflow.config import MadeModel, ShapedModel
 from workflow.contract import file_sha256, write_atomic
-from workflow.models import CHECKPOINT, ModelManifest
+from workflow.models import CHECKPOINT, GGUF, ModelManifest
 
 HEAD_SIZE = 64
 CHAT_TEMPLATE = (
@@ -44,12 +44,12 @@ def make(name: str, declared: MadeModel | ShapedModel, corpus: Path, folder: Pat
     token counts and the engine's agree.
     """
     tokenizer = train_tokenizer(corpus, declared.vocabulary_size)
-    weights = folder / "model.gguf"
+    weights = folder / GGUF
     if isinstance(declared, ShapedModel):
         pad_vocabulary(tokenizer, declared.vocabulary_size)
         parameters = write_checkpoint(tokenizer, declared, folder / CHECKPOINT)
     else:
-        temporary = folder / ".model.gguf"
+        temporary = folder / f".{GGUF}"
         parameters = write_gguf(tokenizer, name, declared, temporary)
         temporary.replace(weights)
         write_checkpoint(tokenizer, shape_of(declared, tokenizer), folder / CHECKPOINT)

@@ -9,6 +9,7 @@ from typing import Any
 from workflow.contract import Document
 
 CHECKPOINT = "checkpoint"
+GGUF = "model.gguf"
 
 
 class ModelManifest(Document):
@@ -24,4 +25,4 @@ class ModelManifest(Document):
 
 def served_from(folder: Path, framework: str) -> Path:
     """Return what an engine loads of a made model: llama.cpp its own format, all others a checkpoint folder."""
-    return folder / ("model.gguf" if framework == "llamacpp" else CHECKPOINT)
+    return folder / (GGUF if framework == "llamacpp" else CHECKPOINT)

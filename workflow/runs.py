@@ -268,17 +268,18 @@ def served(attempt: Attempt, left_behind: list[str]) -> Iterator[tuple[str, ...]
     warnings = startup.check_node(attempt)
     memory = startup.gpu_memory_used_shares()
     guard = attempt.guard = Guard(attempt.name, PROJECT)
-    try:
-        with blame_memory():
-            with attempt.phase("serve"):
-                startup.serve(attempt)
-            yield warnings
-    finally:
-        attempt.stopping.set()
-        with attempt.phase("stop"):
-            attempt.stop()
-            guard.close()
-            left_behind += clean_up(attempt, memory)
+    with scratch.claimed(attempt.scratch, plan.scratch):
+        try:
+            with blame_memory():
+                with attempt.phase("serve"):
+                    startup.serve(attempt)
+                yield warnings
+        finally:
+            attempt.stopping.set()
+            with attempt.phase("stop"):
+                attempt.stop()
+                guard.close()
+                left_behind += clean_up(attempt, memory)
 
 
 @contextlib.contextmanager
@@ -382,7 +383,7 @@ def clean_up(attempt: Attempt, memory_before: list[float]) -> list[str]:
 
 
 def remove_left_behind(runs: Path, cluster: Cluster, attempt: str) -> None:
-    """Remove what killed attempts of this sweep left in this node's /dev/shm and in scratch folders."""
+    """Remove what killed attempts on this node left in /dev/shm, if they are of this sweep, and in scratch folders."""
     dead = []
     for ledger in runs.glob(f"*/*/{leftovers.LEDGER}"):
         holder = live_lease(ledger.parents[1])
@@ -390,9 +391,8 @@ def remove_left_behind(runs: Path, cluster: Cluster, attempt: str) -> None:
             dead.append(ledger.parent)
     for name in leftovers.remove(dead):
         print(f"removed from /dev/shm, left by a killed attempt: {name}", file=sys.stderr)
-    for folder in scratch.left_behind(runs, cluster, attempt):
-        for line in scratch.remove(folder):
-            print(f"{line}, left by a killed attempt in {folder}", file=sys.stderr)
+    for line in scratch.remove_dead(runs, cluster):
+        print(line, file=sys.stderr)
 
 
 def artefacts_of(folder: Path) -> tuple[Artefact, ...]:
@@ -512,7 +512,9 @@ def launcher_for(
     """Return how services are started for a point on its cluster; a container sees what its placeholders name."""
     situation = Situation(row=point.row, cache=point.plan.cache, options={})
     read = [PROJECT, *parts.paths.values(), *parts.environments.values()]
-    written = [folder] if cluster.scratch is None else [folder, scratch.folder_of(cluster, folder, attempt)]
+    # What is not there cannot be mounted: a plan without scratch has no such folder.
+    beside = point.plan.scratch and cluster.scratch is not None
+    written = [folder, scratch.folder_of(cluster, folder, attempt)] if beside else [folder]
     return Launcher(
         cluster=cluster,
         image=image,

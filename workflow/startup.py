@@ -12,6 +12,7 @@ from typing import Any
 from workflow import endpoints, leftovers, processes, scratch
 from workflow.attempt import Attempt, StartedService
 from workflow.contract import InputError, write_atomic
+from workflow.environments import same_version
 from workflow.failures import AttemptFailed, FailureClass
 from workflow.node import NodeFacts, read_facts
 from workflow.preflight import preflight
@@ -91,7 +92,6 @@ def serve(attempt: Attempt) -> None:
     """Start all services in order, each until it is ready, and prove that the model answers; raises AttemptFailed."""
     plan = attempt.point.plan
     attempt.ports = processes.free_ports(ports_of(plan))
-    scratch.make(attempt.scratch, plan.scratch)
     for file in plan.files:
         write_atomic(attempt.folder / file.filename, fill(file.text, attempt.ports, attempt.paths()).encode())
     for service in plan.services:
@@ -178,11 +178,6 @@ def _probe_model(attempt: Attempt) -> None:
         )
 
 
-def _is(found: str | None, declared: str) -> bool:
-    """Tell whether a version is the declared one; a build's own label, `0.32.0+cpu`, counts only if it is declared."""
-    return found is not None and declared in (found, found.partition("+")[0])
-
-
 def versions_of(attempt: Attempt) -> dict[str, str | None]:
     """Read the versions in use back from the logs; raises AttemptFailed where a declared one does not serve."""
     found: dict[str, str | None] = {}
@@ -193,7 +188,7 @@ def versions_of(attempt: Attempt) -> dict[str, str | None]:
             matches = (match for line in itertools.islice(log, 20_000) if (match := pattern.search(line)))
             match = next(matches, None)
         found[probe.component] = match["version"] if match else None
-        if probe.declared is not None and not _is(found[probe.component], probe.declared):
+        if probe.declared is not None and not same_version(found[probe.component], probe.declared):
             raise AttemptFailed(
                 FailureClass.VERSION_MISMATCH,
                 f"{probe.component} {found[probe.component] or '?'} serves, {probe.declared} is declared",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workflow import endpoints, integrity
+from workflow import endpoints, integrity, scratch
 from workflow.attempt import Attempt
 from workflow.config import Cluster
 from workflow.contract import Document, InputError
@@ -133,9 +133,8 @@ def _empty(attempt: Attempt) -> None:
             time.sleep(SETTLE_S)
         else:
             raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {wrong}")
-    for name in emptying.folders:
-        for file in (path for path in (attempt.scratch / name).rglob("*") if path.is_file()):
-            file.unlink(missing_ok=True)
+    if emptying.folders:
+        scratch.empty(attempt.scratch, emptying.folders)
 
 
 def _cached_shares(attempt: Attempt, texts: tuple[str, ...]) -> list[float]:

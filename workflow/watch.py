@@ -184,6 +184,8 @@ class Sampler:
         """Take a sample if it is time; raises AttemptFailed (stalled, error_storm, scratch_full)."""
         # Each time: a tier may write gigabytes between two samples.
         if wrong := scratch.full(self._attempt.scratch, self._attempt.point.plan.scratch):
+            # At once: this attempt still writes, and the server it shares with others goes on storing.
+            scratch.empty(self._attempt.scratch, self._attempt.point.plan.scratch)
             raise AttemptFailed(FailureClass.SCRATCH_FULL, wrong)
         now_s = time.monotonic()
         if now_s < self._next_s:

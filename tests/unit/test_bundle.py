@@ -219,9 +219,11 @@ def test_of_a_made_model_what_the_engine_loads_is_carried_and_no_more(checkout, 
     (point, *_) = bundles.points_of(sweep, "vllm")
     (wheel,) = checkout.rglob("aiperf-*.whl")
     bundles.write_inputs([point], sweep, {point.replay.client: wheel}, tmp_path / "packed/inputs")
-    model = tmp_path / "packed/inputs/results/models" / point.model_key
-    assert (model / "checkpoint/model.safetensors").is_file()
-    assert not (model / "model.gguf").exists()
+    for engine, weights in (("vllm", "checkpoint/model.safetensors"), ("llamacpp", "model.gguf")):
+        tree = bundles.contents_of(tmp_path / "packed/inputs", {}, engine)[0].files
+        model = f"results/models/{point.model_key}"
+        assert f"{model}/{weights}" in tree
+        assert (f"{model}/model.gguf" in tree) == (engine == "llamacpp")
 
 
 def test_an_environment_with_the_nodes_torch_sees_all_of_the_nodes_packages(checkout, tmp_path, monkeypatch):

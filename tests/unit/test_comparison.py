@@ -102,8 +102,10 @@ def test_a_moved_tag_is_another_build():
 def test_two_versions_of_a_backend_that_are_asked_for_are_compared_and_no_other_two_builds():
     seen = {"none": '{"engine": "1"}', "x": '{"engine": "1", "store": "7"}', "y": '{"engine": "1", "store": "8"}'}
     asked = {"x": "7", "y": "8"}
-    pairs, _ = compare(*sweep(["none", "x", "y"], {"y": 0.5}, versions=seen, backend_version=asked))
-    assert row_of(pairs, arm="y", against="x")["verdict"] == "better"
+    for built in ("8", "8+cpu"):
+        versions = seen | {"y": f'{{"engine": "1", "store": "{built}"}}'}
+        pairs, _ = compare(*sweep(["none", "x", "y"], {"y": 0.5}, versions=versions, backend_version=asked))
+        assert row_of(pairs, arm="y", against="x")["verdict"] == "better"
     pairs, _ = compare(*sweep(["none", "x", "y"], versions=seen))
     assert row_of(pairs, arm="y", against="x")["why"] == "two builds of store: 7, 8"
     moved = seen | {"y": '{"engine": "2", "store": "8"}'}

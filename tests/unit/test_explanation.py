@@ -53,10 +53,10 @@ def test_a_slow_copy_and_a_full_pool_are_named(made_up):
 
 def test_a_store_that_is_asked_over_and_over_is_named_with_the_time_it_takes(made_up):
     _, table, pairs = made_up
-    asked = {"succeeded": 100.0, "window_s": 45.0, "store_lookups": 5400.0, "store_lookup_s": 7.3}
+    asked = {"succeeded": 100.0, "window_s": 45.0, "drain_s": 10.0, "store_lookups": 5400.0, "store_lookup_s": 7.3}
     found = said(changed(table, "mooncake", **asked), pairs, "mooncake")["lookups"]
     assert "asked 5,400 times which blocks it holds, 54 times a request" in found
-    assert "took 7.3 s of a window of 45 s" in found
+    assert "took 7.3 s of 55 s of window and drain" in found
     for few in ({"store_lookups": 300.0}, {"store_lookups": np.nan}):
         assert "lookups" not in said(changed(table, "mooncake", **(asked | few)), pairs, "mooncake")
 

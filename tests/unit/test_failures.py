@@ -192,6 +192,14 @@ def test_L13_a_crash_inside_of_the_connector_is_the_engines_and_its_exception_is
     assert seen.first_cause == "IndexError: list index out of range"
 
 
+def test_a_disk_that_is_full_for_us_was_filled_by_the_tier_that_says_so_and_by_no_other_line(tmp_path):
+    line, _ = CASES["a file tier that fills its disk, as vLLM 0.25.1 said it on the H200"]
+    services, client = logs(tmp_path, engine=f"{line}\n")
+    assert diagnose(C.OUTPUT_NOT_WRITTEN, services, client).failure_class == C.SCRATCH_FULL
+    services, client = logs(tmp_path, engine="WARNING ops compiled extension not found\n")
+    assert diagnose(C.OUTPUT_NOT_WRITTEN, services, client).failure_class == C.OUTPUT_NOT_WRITTEN
+
+
 def test_every_signature_has_a_case():
     lines = [line for text, _ in CASES.values() for line in text.splitlines()]
     unused = [one.pattern.pattern for one in SIGNATURES if not any(one.pattern.search(line) for line in lines)]

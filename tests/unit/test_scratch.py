@@ -1,7 +1,8 @@
 """Where a file tier lies, when its disk counts as full, and what becomes of what killed attempts left."""
 
-import os
-import time
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,6 @@ import pytest
 
 from workflow import scratch
 from workflow.config import Cluster
-from workflow.lease import Lease, lease
 from workflow.runs import launcher_for
 
 BARE = Cluster(launcher="bare")
@@ -28,14 +28,24 @@ def test_a_tier_lies_below_the_attempt_or_on_the_disk_that_the_cluster_names(tmp
     assert named.name.endswith(attempt.name)
 
 
-def test_a_container_may_write_to_it(tmp_path):
+@pytest.mark.parametrize("names", [(), ("kv-tier",)])
+def test_a_container_may_write_to_what_is_there(tmp_path, names):
     parts = SimpleNamespace(paths={}, environments={})
-    row = SimpleNamespace(runner="cluster:b200-x")
-    point = SimpleNamespace(row=row, plan=SimpleNamespace(cache=None))
-    for cluster in (BARE, on("/local")):
+    plan = SimpleNamespace(cache=None, scratch=names)
+    point = SimpleNamespace(row=SimpleNamespace(runner="cluster:b200-x"), plan=plan)
+    (tmp_path / "disk").mkdir()
+    for cluster in (BARE, on(tmp_path / "disk")):
         mounts = launcher_for(point, cluster, None, parts, tmp_path / "a", "a").mounts
-        assert ((scratch.folder_of(cluster, tmp_path / "a", "a"), "rw") in mounts) == (cluster is not BARE)
-        assert (tmp_path / "a", "rw") in mounts
+        written = [path for path, mode in mounts if mode == "rw"]
+        folder = scratch.folder_of(cluster, tmp_path / "a", "a")
+        with scratch.claimed(folder, names):
+            assert (folder in written) == (cluster is not BARE and names != ())
+            assert all(path.is_dir() for path in written if path != tmp_path / "a")
+
+
+def test_a_disk_is_named_from_the_root_on():
+    with pytest.raises(ValueError, match="found 'local/nvme': a folder on a node is named from / on"):
+        Cluster(launcher="bare", scratch="local/nvme")
 
 
 def test_a_disk_that_a_node_lacks_is_named_with_what_to_do(tmp_path):
@@ -60,42 +70,88 @@ def test_what_services_wrote_is_measured_and_removed(tmp_path):
 
 
 def test_only_a_file_tier_can_fill_its_disk(tmp_path, monkeypatch):
-    scratch.make(tmp_path, ("kv-tier", "prometheus"))
-    (tmp_path / "kv-tier/block").write_bytes(bytes(300_000_000))
+    (tmp_path / "kv-tier/rank0").mkdir(parents=True)
+    (tmp_path / "kv-tier/rank0/block").write_bytes(bytes(300_000_000))
+    monkeypatch.setattr(scratch, "RESERVE_BYTES", 0)
     assert scratch.full(tmp_path, ("kv-tier",)) is None
     monkeypatch.setattr(scratch, "RESERVE_BYTES", 1 << 60)
     assert scratch.full(tmp_path, ("prometheus",)) is None
     assert f"has written 0.3 GB to {tmp_path}, which leaves" in scratch.full(tmp_path, ("kv-tier",))
+    scratch.empty(tmp_path, ("kv-tier",))
+    assert list((tmp_path / "kv-tier/rank0").iterdir()) == []
 
 
-def test_what_killed_attempts_left_is_found_and_what_others_use_is_not(tmp_path):
-    runs, disk = tmp_path / "results/runs", tmp_path / "local"
-    cluster = on(disk)
-    below = [runs / "p/dead/scratch", runs / "q/live/scratch", tmp_path / "results/shared/0-1/gone/server/scratch"]
-    beside = [scratch.folder_of(cluster, runs / "p", name) for name in ("dead", "live", "mine")]
-    strangers = [disk / "offload-sweep-00000000-dead", disk / "data"]
-    for folder in (*below, *beside, *strangers):
-        folder.mkdir(parents=True)
-    with lease(runs / "q", "live"):
-        found = scratch.left_behind(runs, cluster, "mine")
-    assert sorted(found) == sorted([below[0], below[2], beside[0]])
+HOLDER = """
+import sys, time
+from pathlib import Path
+from workflow import scratch
+with scratch.claimed(Path(sys.argv[1]), ("kv-tier",)):
+    (Path(sys.argv[1]) / "kv-tier/block").write_bytes(bytes(700))
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
-def test_an_attempt_of_another_node_lives_by_the_clock_of_the_file_system(tmp_path):
-    runs = tmp_path / "runs"
-    there, later = Lease(attempt="there", host="another-node", pid=1, born="", stopping=False), time.time() + 600
-    for name, age_s in (("there", 5), ("gone", 900)):
-        (runs / f"p-{name}/{name}/scratch").mkdir(parents=True)
-        path = runs / f"p-{name}/lease.json"
-        path.write_text(there.model_copy(update={"attempt": name}).model_dump_json())
-        os.utime(path, (later - age_s, later - age_s))
-    assert scratch.left_behind(runs, BARE, "mine") == [runs / "p-gone/gone/scratch"]
+@pytest.fixture
+def places(tmp_path):
+    """Return folders of attempts, each held by a process of its own, and how to kill one."""
+    cluster = on(tmp_path / "disk")
+    runs = tmp_path / "results/runs"
+    own = {
+        "run": runs / "p/a/scratch",
+        "shared": tmp_path / "results/shared/0-1/b/server/scratch",
+        "disk": scratch.folder_of(cluster, runs / "q", "c"),
+    }
+    command = [sys.executable, "-c", HOLDER]
+    held = {name: subprocess.Popen([*command, place], stdout=subprocess.PIPE) for name, place in own.items()}
+
+    def kill(name):
+        held[name].kill()
+        held[name].wait()
+
+    for process in held.values():
+        process.stdout.readline()
+    yield SimpleNamespace(own=own, kill=kill, remove=lambda: scratch.remove_dead(runs, cluster))
+    for name, process in held.items():
+        kill(name)
+        process.stdout.close()
 
 
-@pytest.mark.parametrize("disk", [None, "/local"])
-def test_nothing_is_looked_up_where_nothing_was_left(tmp_path, monkeypatch, disk):
-    monkeypatch.setattr(scratch, "live_attempts", lambda _: pytest.fail("thousands of leases are read for nothing"))
-    (tmp_path / "runs/p").mkdir(parents=True)
-    (tmp_path / "runs/p/lease.json").write_text("")
-    cluster = BARE if disk is None else on(disk)
-    assert scratch.left_behind(tmp_path / "runs", cluster, "mine") == []
+def test_what_killed_attempts_left_is_removed_and_what_live_ones_use_is_not(places):
+    assert places.remove() == []
+    for name in ("run", "shared", "disk"):
+        place = places.own[name]
+        places.kill(name)
+        says = f"removed scratch kv-tier: 700 bytes, left by a killed attempt in {place}"
+        assert places.remove() == [says]
+        assert not place.exists()
+    assert places.remove() == []
+
+
+@pytest.mark.parametrize("boot", ["", "another machine, or this one before it was started anew\n"])
+def test_what_cannot_be_told_to_be_dead_is_left(places, boot):
+    places.kill("disk")
+    (places.own["disk"] / scratch.OWNER).write_text(boot)
+    stranger = places.own["disk"].parent / "offload-sweep-data"
+    stranger.mkdir()
+    assert places.remove() == []
+    assert places.own["disk"].is_dir()
+    assert stranger.is_dir()
+
+
+def test_two_that_start_at_once_may_clean_up_the_same_folder(places, monkeypatch):
+    for name in places.own:
+        places.kill(name)
+    real = scratch._size
+
+    def slow(folder):
+        shutil.rmtree(folder)  # the other one was faster
+        return real(folder)
+
+    monkeypatch.setattr(scratch, "_size", slow)
+    assert len(places.remove()) == 3
+
+
+def test_a_plan_without_scratch_makes_no_folder(tmp_path):
+    with scratch.claimed(tmp_path / "scratch", ()):
+        assert not (tmp_path / "scratch").exists()

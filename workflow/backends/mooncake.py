@@ -53,7 +53,7 @@ class ConnectorOptions(Options):
 
     async_lookup: bool = False
     """Look up beside the scheduler. Otherwise each step waits until the store has answered for every waiting request:
-    54 lookups a request and a sixth of the time where the device was full (0.25.1, one H200)."""
+    53 lookups a request and an eighth of the time where the device was full (0.25.1, one H200)."""
     cross_layer_blocks: bool = False
     """Lay the KV cache out so that a block of all layers is one piece of memory, where model, attention and model
     runner allow it. Otherwise a block is copied layer by layer, in pieces of some 64 KiB."""
