@@ -64,7 +64,7 @@ gallery: $(VENV)/run
 	$(BIN)/python -m tests.examples.gallery results/gallery
 
 CONFIG ?= docs/examples/h200/configs/config.yaml
-NODE ?= $(dir $(CONFIG))node.yaml
+NODE ?= $(dir $(firstword $(CONFIG)))node.yaml
 PART_MB ?= 60
 
 bundle: $(VENV)/run

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -356,7 +356,7 @@ def make(
     return bundle
 
 
-def instructions(bundle: Bundle, clusters: str, configfile: Path) -> str:
+def instructions(bundle: Bundle, clusters: str, configfiles: Sequence[Path]) -> str:
     """Return what to do on the node and after it, as text to read beside the parts."""
     size = sum(part.bytes for part in bundle.parts)
     point = bundle.points[0]
@@ -375,7 +375,7 @@ def instructions(bundle: Bundle, clusters: str, configfile: Path) -> str:
         "",
         "Carry results/runs/<point> and results/failures back into the checkout; from there goes on",
         "",
-        f"    snakemake --cores 2 --configfile {configfile} --config partial=true",
+        f"    snakemake --cores 2 --configfile {' '.join(map(str, configfiles))} --config partial=true",
         "",
         "Points, in the order to measure them:",
         *(f"    {point}" for point in bundle.points),
@@ -387,7 +387,13 @@ def instructions(bundle: Bundle, clusters: str, configfile: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Make a bundle; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bundle", description=__doc__)
-    parser.add_argument("--configfile", type=Path, default=Path("configs/config.yaml"), help="what to run")
+    parser.add_argument(
+        "--configfile",
+        type=Path,
+        nargs="+",
+        default=[Path("configs/config.yaml")],
+        help="what to run; a further file is laid over the ones before, as Snakemake does",
+    )
     parser.add_argument("--engine", required=True, help="the points that this engine serves")
     parser.add_argument("--node", type=Path, required=True, help="what the node has")
     parser.add_argument("--out", type=Path, default=Path(".bundle"), help="where the parts are written")
@@ -396,7 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part_bytes < 1:
         raise InputError(f"found {options.part_bytes}", key="--part-bytes", allowed="a number of bytes above 0")
     node = yamlfile.validate(Node, yamlfile.load(options.node), options.node)
-    sweep = plan_sweep(load_config([options.configfile], {}))
+    sweep = plan_sweep(load_config(options.configfile, {}))
     bundle = make(sweep, options.engine, node, options.out, options.part_bytes)
     text = instructions(bundle, sweep.config.clusters, options.configfile)
     write_atomic(options.out / "README.txt", text.encode())

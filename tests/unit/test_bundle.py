@@ -4,6 +4,7 @@ import importlib.util
 import json
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -335,6 +336,15 @@ def test_the_command_line_writes_a_readme_with_the_commands_for_both_sides(check
     assert all(point in text for point in made.points)
 
 
+def test_a_file_that_is_laid_over_another_is_bundled_as_it_is_planned(checkout):
+    (checkout / "node.yaml").write_text(json.dumps(node().model_dump(mode="json")))
+    (checkout / "more.yaml").write_text("repeats: 2\n")
+    files = ["configs/config.yaml", "more.yaml"]
+    assert bundles.main(["--engine", "llamacpp", "--node", "node.yaml", "--configfile", *files]) == 0
+    assert len(Bundle.read(checkout / ".bundle/bundle.json").points) == 8
+    assert f"--configfile {' '.join(files)} --config" in (checkout / ".bundle/README.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -355,6 +365,16 @@ def test_make_passes_on_what_the_docs_say(project):
     done = subprocess.run(["make", "-n", *words], cwd=project, capture_output=True, text=True, check=True)
     assert "--engine vllm --configfile my/config.yaml --node node.yaml" in done.stdout
     assert "--part-bytes 60000000" in done.stdout
+
+
+def test_make_takes_the_two_files_of_the_h200_examples_check(project):
+    text = (project / "docs/examples/h200/README.md").read_text()
+    (command,) = (
+        shlex.split(line) for line in text.splitlines() if line.startswith("make bundle") and "kv-check" in line
+    )
+    done = subprocess.run(["make", "-n", *command[1:]], cwd=project, capture_output=True, text=True, check=True)
+    folder = "docs/examples/h200/configs"
+    assert f"--configfile {folder}/config.yaml {folder}/kv-check.yaml --node {folder}/node.yaml" in done.stdout
 
 
 def test_make_wants_to_know_the_engine(project):
