@@ -354,7 +354,7 @@ def summary(table: pd.DataFrame, pairs: pd.DataFrame, explanations: pd.DataFrame
         "",
         f"{len(table)} points planned: {planned}; {repeats} {'repeat' if repeats == 1 else 'repeats'} each.",
         "Ratios are arm / the arm it is compared with; 95 % intervals: other sessions of the same kind would give "
-        "ratios in them.",
+        "ratios in them; noise: two equal arms give ratios in it, by the spread of repeats.",
     ]
     for group, rows in pairs.groupby("group", sort=False):
         refused = rows["verdict"].isin(REFUSED)
@@ -423,19 +423,24 @@ def _not_compared(rows: pd.DataFrame) -> list[str]:
 
 
 def _verdicts(rows: pd.DataFrame) -> str:
-    header = ("metric", "against", "value", "ratio", "95 % interval", "verdict")
+    header = ("metric", "against", "value", "ratio", "95 % interval", "noise", "verdict")
     body = [
         (
             row["metric"],
             number(row["against_value"]),
             number(row["value"]),
             number(row["ratio"]),
-            f"{number(row['ratio_low'])} to {number(row['ratio_high'])}" if pd.notna(row["ratio_low"]) else "-",
+            _range(row["ratio_low"], row["ratio_high"]),
+            _range(row["noise_low"], row["noise_high"]),
             row["verdict"] + (f" ({row['why']})" if row["why"] else ""),
         )
         for _, row in rows.iterrows()
     ]
     return _markdown(header, body)
+
+
+def _range(low: float, high: float) -> str:
+    return "-" if pd.isna(low) else f"{number(low)} to {number(high)}"
 
 
 def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

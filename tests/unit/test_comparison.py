@@ -250,6 +250,15 @@ def test_the_summary_names_every_pair_and_every_unusable_point():
     assert (f"* {missing} points are not measured yet" in text) == (missing > 0)
 
 
+@pytest.mark.parametrize(("repeats", "shown"), [(1, r"\|\s+-\s+"), (3, r"\| 0\.\d+ to 1\.\d+ +")])
+def test_the_summary_says_how_far_equal_arms_lie_apart(repeats, shown):
+    table, requests = sweep(["none", "x"], {"x": 0.5}, repeats=repeats)
+    pairs, _ = compare(table, requests)
+    text = summary(table, pairs, pd.DataFrame(columns=["group", "concurrency", "arm", "against", "says"]))
+    assert "| 95 % interval" in text
+    assert re.search(rf"^\| ttft_p50_s .*{shown}\| better", text, re.M)
+
+
 def test_the_headline_says_a_loss_as_plainly_as_a_win():
     pairs, _ = compare(*sweep(["none", "x"], {"x": 2.0}))
     said = headline(pairs)
