@@ -66,6 +66,12 @@ class Attempt:
     that were measured on the same server before."""
     logs: Path | None = None
     """Folder of the services' logs where another attempt started them; None: our own."""
+    scratch: Path = field(init=False)
+    """Folder of the folders that the services write to; that of the attempt that started them."""
+
+    def __post_init__(self) -> None:
+        """Lay the scratch folder out for services of our own."""
+        self.scratch = scratch.folder_of(self.launcher.cluster, self.folder, self.name)
 
     def say(self, text: str) -> None:
         """Show progress to whoever watches."""
@@ -116,12 +122,6 @@ class Attempt:
         if self.guard is not None:
             self.guard.watch(process)
         return process
-
-    @property
-    def scratch(self) -> Path:
-        """Folder of the folders that the services write to, of the attempt that started them."""
-        host = self.folder if self.logs is None else self.logs
-        return scratch.folder_of(self.launcher.cluster, host, self.name)
 
     def members(self) -> list[psutil.Process]:
         """Return the attempt's live processes."""

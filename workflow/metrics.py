@@ -407,9 +407,6 @@ def _prompt_sources(evidence: Evidence) -> dict[str, Value]:
     values["store_early_exit_share"] = ratio(
         evidence.amount("store_early_exits"), evidence.amount("store_lookups"), "the store exports no early exits"
     )
-    for name, quantity in (("store_lookups", "store_lookups"), ("store_lookup_s", "store_lookup_time")):
-        amount = evidence.amount(quantity)
-        values[name] = missing("the store exports no lookups") if amount is None else Value(value=amount)
     values["prefix_hit_share_of_attempts"] = ratio(
         evidence.amount("prefix_hits"), evidence.amount("prefix_queries"), "the engine exports no prefix queries"
     )
@@ -504,6 +501,7 @@ def _server(evidence: Evidence, context: Context) -> dict[str, Value]:
 
     absent = "no server exports it"
     values = {"preemptions": plain("preemptions")}
+    values["store_lookups"], values["store_lookup_s"] = plain("store_lookups"), plain("store_lookup_time")
     for direction in ("host", "device"):
         moved, spent = evidence.amount(f"bytes_to_{direction}"), evidence.amount(f"time_to_{direction}")
         values[f"transfer_to_{direction}_bytes"] = plain(f"bytes_to_{direction}")

@@ -267,8 +267,9 @@ def served(attempt: Attempt, left_behind: list[str]) -> Iterator[tuple[str, ...]
     attempt.folder.mkdir(parents=True)
     warnings = startup.check_node(attempt)
     memory = startup.gpu_memory_used_shares()
-    guard = attempt.guard = Guard(attempt.name, PROJECT)
+    # Before the guard, a process of its own: folders that cannot be made must not leave it behind.
     with scratch.claimed(attempt.scratch, plan.scratch):
+        guard = attempt.guard = Guard(attempt.name, PROJECT)
         try:
             with blame_memory():
                 with attempt.phase("serve"):

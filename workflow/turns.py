@@ -133,8 +133,7 @@ def _empty(attempt: Attempt) -> None:
             time.sleep(SETTLE_S)
         else:
             raise AttemptFailed(FailureClass.ENGINE_NOT_READY, f"the server did not empty its caches: {path}: {wrong}")
-    if emptying.folders:
-        scratch.empty(attempt.scratch, emptying.folders)
+    scratch.empty(attempt.scratch, emptying.folders)
 
 
 def _cached_shares(attempt: Attempt, texts: tuple[str, ...]) -> list[float]:
@@ -161,6 +160,7 @@ def take_turn(attempt: Attempt, shared: Shared, allocation: str) -> Run:
     shutil.copy2(host.folder / "node.json", attempt.folder / "node.json")
     attempt.ports, attempt.running, attempt.started = host.ports, host.running, host.started
     attempt.guard, attempt.sessions, attempt.logs = host.guard, host.sessions, host.folder
+    attempt.scratch = host.scratch
     begins = dict(shared.fresh)
     try:
         cold = "it was fresh"

@@ -9,8 +9,10 @@ import pytest
 from tests.unit.arms import plan
 from workflow import images, runs
 from workflow.attempt import Attempt, Interrupted, how_it_ended
+from workflow.config import Cluster
 from workflow.contract import InputError, Reason, file_sha256
 from workflow.failures import AttemptFailed, FailureClass
+from workflow.launchers import Launcher
 from workflow.serving import Blocker, Proof
 
 
@@ -28,7 +30,7 @@ def attempt(tmp_path):
         name="a",
         folder=tmp_path,
         parts=None,
-        launcher=None,
+        launcher=Launcher(Cluster(launcher="bare"), None, "none"),
         parent=None,
         stopping=threading.Event(),
     )

@@ -8,7 +8,9 @@ import pytest
 from tests.unit.arms import plan
 from workflow import startup
 from workflow.attempt import Attempt
+from workflow.config import Cluster
 from workflow.failures import AttemptFailed, FailureClass
+from workflow.launchers import Launcher
 from workflow.preflight import RULES
 from workflow.serving import VersionProbe
 
@@ -54,7 +56,8 @@ def versions(tmp_path, log, declared):
     (tmp_path / "engine.log").write_text(log)
     probe = VersionProbe(component="vllm", service="engine", pattern=r"version (?P<version>\S+)", declared=declared)
     made = plan("dsv4-b200-vllm", "none").model_copy(update={"versions": (probe,)})
-    return startup.versions_of(Attempt(Stub(made), "a", tmp_path, None, None, None, threading.Event()))
+    launcher = Launcher(Cluster(launcher="bare"), None, "none")
+    return startup.versions_of(Attempt(Stub(made), "a", tmp_path, None, launcher, None, threading.Event()))
 
 
 def test_the_version_that_serves_is_read_back(tmp_path):
