@@ -103,6 +103,17 @@ def test_failed_points_are_listed_and_invalid_ones_are_hollow(examples):
     assert any(line.get_markerfacecolor() == "white" and len(line.get_xdata()) for line in mooncake)
 
 
+def test_a_point_that_failed_is_told_from_its_repeat_that_is_missing(examples):
+    tables = examples["synthetic"]
+    table = tables.sweep.copy()
+    _, second = table.index[(table["arm"] == "lmcache") & (table["status"] == "failed")][:2]
+    table.loc[second, ["status", "reasons"]] = "missing", "not measured yet"
+    said = texts(draw("throughput_interactivity", Tables(table, tables.pairs, tables.arms)))
+    assert "lmcache c64 1 of 2 repeats failed (engine_died)" in said
+    others = int((tables.sweep["status"] == "missing").sum())
+    assert f"{others + 1} not measured yet" in said
+
+
 def test_a_sweep_in_which_nothing_was_measured_yet_still_has_its_figures(examples):
     tables = examples["synthetic"]
     numbers = [name for name in tables.sweep.select_dtypes("number") if name not in ("concurrency", "repeat", "entry")]

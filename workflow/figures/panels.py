@@ -58,14 +58,18 @@ def control_first(column: pd.Series) -> pd.Series:
 
 
 def not_drawn(rows: pd.DataFrame) -> str:
-    """Return which points of a panel have no numbers, and why; empty where all have."""
+    """Return which points of a panel have no numbers, and why; empty where all have.
+
+    Those that failed are named. Those that nobody has measured yet are counted: a long list of them squeezes the axes.
+    """
     listed = []
     for (arm, concurrency), cell in rows.groupby(["arm", "concurrency"], sort=False):
-        absent = cell[~cell["status"].isin(["ok", "invalid"])]
-        if len(absent):
-            count = "" if len(cell) == 1 else f" {len(absent)} of {len(cell)} repeats"
-            listed.append(f"{arm} c{concurrency}{count} {absent.iloc[0]['status']} ({absent.iloc[0]['reasons']})")
-    return "; ".join(listed)
+        failed = cell[cell["status"] == "failed"]
+        for reasons, some in failed.groupby("reasons", sort=False):
+            count = "" if len(cell) == 1 else f" {len(some)} of {len(cell)} repeats"
+            listed.append(f"{arm} c{concurrency}{count} failed ({reasons})")
+    missing = int((rows["status"] == "missing").sum())
+    return "; ".join([*listed, *([f"{missing} not measured yet"] if missing else [])])
 
 
 def empty(table: pd.DataFrame, title: str, says: str) -> Figure:
